@@ -20,7 +20,6 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from analysis.curves.noise import Floats
@@ -88,7 +87,7 @@ class Combination(NamedTuple):
         return np.asarray(inverse - self.solved @ self.covariance @ self.solved.T)
 
 
-def points_of(means: ShapeMeans, extra: npt.ArrayLike = 0.0) -> Points:
+def points_of(means: ShapeMeans, extra: float | Floats = 0.0) -> Points:
     """The points of a fit; of more than `MOST_POINTS`, neighbours in ln N are averaged.
 
     `extra` is added to the variance of each point's own noise, if that is known.

@@ -253,14 +253,14 @@ class SurfacePoints:
         }
 
 
-def points_of(means: ShapeMeans, misfit_sd: npt.ArrayLike = 0.0) -> SurfacePoints:
+def points_of(means: ShapeMeans, misfit_sd: float | Floats = 0.0) -> SurfacePoints:
     """The shapes of a study; of very many, neighbours in ln N are averaged as for the curves.
 
     Args:
         means: of the study.
         misfit_sd: scatter of the shapes beyond the seed noise, nats per token; it is part of the covariance.
     """
-    points = posterior.points_of(means, np.square(misfit_sd))
+    points = posterior.points_of(means, np.asarray(misfit_sd) ** 2)
     covariance = points.shared @ points.shared.T + np.diag(points.own) if points.known else None
     depth = np.array(means.depths, dtype=float)[points.rank]
     return SurfacePoints(

@@ -183,9 +183,8 @@ def _vocabulary_warning(rows: pd.DataFrame) -> list[str]:
     wide = rows[rows["width"] > rows["vocabulary"]] if "vocabulary" in rows else rows.iloc[:0]
     if wide.empty:
         return []
-    widths = sorted(set(wide["width"]))
     return [
-        f"{len(wide)} runs are wider ({', '.join(map(str, widths))}) than the vocabulary "
-        f"({wide['vocabulary'].min():g}): the rank of the embedding is a bottleneck there (Wies et "
-        "al. 2021), and a crossing among them is unreliable."
+        f"{len(wide)} of {len(rows)} runs have widths up to {wide['width'].max():g}, above the vocabulary of "
+        f"{wide['vocabulary'].min():g}: the rank of the embedding is a bottleneck there (Wies et al. 2021), and a "
+        "crossing among them is unreliable."
     ]

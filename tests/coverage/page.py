@@ -12,11 +12,8 @@ from tests.coverage.worlds import WORLDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coverage.md"
-#: Measurements of the page: before and after intervals contained misfit and the error of the law's form, and of the
-#: worlds that have the form which is fitted.
-BEFORE, AFTER, LAW = (
-    ROOT / "tests" / "data" / f"coverage_{name}.json" for name in ("before", "after", "law")
-)
+#: Measurements of the page: with curves of four families, and with the posterior on a grid.
+BEFORE, AFTER = (ROOT / "tests" / "data" / f"coverage_{name}.json" for name in ("before", "after"))
 
 Result = dict[str, Any]
 
@@ -83,12 +80,10 @@ def page_table(group: str, before: dict[str, Result], after: dict[str, Result]) 
 
 def page_text(page: str) -> str:
     """The page with its tables, between the marks `<!-- GROUP -->` and `<!-- end -->`, made from the measurements."""
-    before, after, law = (
-        json.loads(path.read_text())["worlds"] if path.exists() else {} for path in (BEFORE, AFTER, LAW)
-    )
+    before, after = (json.loads(path.read_text())["worlds"] for path in (BEFORE, AFTER))
 
     def filled(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n{page_table(match[1], before, after | law)}\n<!-- end -->"
+        return f"<!-- {match[1]} -->\n{page_table(match[1], before, after)}\n<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n(?:.*?\n)??<!-- end -->", filled, page, flags=re.S)
 

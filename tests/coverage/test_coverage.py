@@ -61,15 +61,15 @@ def test_slopes_and_projected_depths_are_covered_whatever_the_noise_and_the_grid
 
 
 @pytest.mark.extended
-def test_misfit_costs_a_fifth_of_the_length_where_there_is_none():
-    """Recorded are ratios of 1.05 to 1.23 with a median of 1.17.
+def test_the_intervals_of_crossings_are_as_long_as_those_of_curves_of_the_true_form():
+    """The recorded lengths of curves of four families, of which one is true here: ratios of 0.98 to 1.03, median 0.99.
 
     The standard error of a world's median length is 2 to 8 % in 40 studies, that of the median ratio 0.016.
     """
     before = json.loads(BEFORE.read_text())["worlds"]
     ratios = {name: measured(name, STUDIES)["length"] / before[name]["length"] for name in WELL_BEHAVED}
-    assert max(ratios.values()) <= 1.4, ratios
-    assert statistics.median(ratios.values()) <= 1.22, ratios
+    assert max(ratios.values()) <= 1.25, ratios
+    assert statistics.median(ratios.values()) <= 1.05, ratios
 
 
 @pytest.mark.extended

@@ -265,7 +265,7 @@ def test_left_out_rows_warnings_and_hostile_words_are_shown_not_run(tmp_path, pi
         "13 of 15",
         "diverged shapes",
         "1 of 3",
-        "than the vocabulary",
+        "above the vocabulary",
     ):
         assert words in page.text
 

@@ -179,7 +179,7 @@ LIGHT = {
     "study.spec": {"torch", "ray", "mlflow", "optuna", "pandas", "deepspeed", "datasets"},
     "study.plan": {"torch", "ray", "mlflow", "optuna", "pandas", "deepspeed"},
     "study.cli": {"torch", "ray", "mlflow", "optuna", "pandas", "deepspeed"},
-    "analysis.law.projection": {"torch", "ray", "mlflow"},
+    "analysis.law.prediction": {"torch", "ray", "mlflow"},
     "analysis.fit.document": {"torch", "ray", "mlflow"},
     # The processes of its trials load these.
     "study.run.runner": {"torch", "deepspeed", "transformers"},

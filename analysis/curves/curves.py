@@ -148,8 +148,8 @@ class Curves(ShapeMeans):
             "parameters": self.parameters,
             "points": len(self.x),
             "smooth_misfit": self.tau if self.noise.known else None,
-            "lack_of_fit": self.misfit_rms,
-            "lack_of_fit_p": self.misfit_p,
+            "misfit": self.misfit_rms,
+            "misfit_p": self.misfit_p,
             "rms_residual": float(np.sqrt(np.mean(self.residual**2))),
         }
 

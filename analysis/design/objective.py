@@ -15,7 +15,7 @@ from analysis.errors import InputError
 from analysis.fit.study import Estimates, study_of
 from analysis.intervals import Interval
 from analysis.law.crossings import Crossing, Crossings
-from analysis.law.projection import rejected
+from analysis.law.prediction import rejected
 from analysis.law.shape import Shape
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.table import RunTable
@@ -88,7 +88,7 @@ def estimate_from(study: Estimates | None, objective: Objective) -> Estimate:
         return _of_crossings(study.crossings)
     if objective.kind == "b":
         return _of_slope(study.laws[0])
-    return _of_depth(study.project(float(objective.params or 0)))
+    return _of_depth(study.predict(float(objective.params or 0)))
 
 
 def reached(estimates: Sequence[Estimate], halfwidth: float) -> bool:

@@ -125,7 +125,7 @@ def simulate_power(
     curves = [draw_curves(truth, key) for key in keys]
     laws = [study.laws[0] for study in simulated]
     ahead = AHEAD * max(map(_params, shapes))
-    projected = [study.project(ahead) for study in simulated]
+    projected = [study.predict(ahead) for study in simulated]
     widths = [_b_width(law) for law in laws]
     bands = [
         _ends(item.depth_interval) for law, item in zip(laws, projected, strict=True) if law.a is not None

@@ -1,4 +1,4 @@
-"""The fit of a run table: noise, crossings, law, rivals and best shapes, as one JSON document."""
+"""The fit of a run table: noise, crossings, law, alternatives and best shapes, as one JSON document."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from analysis.law.crossings import Crossing, Crossings
 from analysis.law.held_out import HeldOut, Trainer, held_out, surface_trainers
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.near_optimal import WITHIN, near_optimal
-from analysis.law.projection import project
+from analysis.law.prediction import predict
 from analysis.law.shape import Law, NearOptimal, Shape
 from analysis.law.threshold import REGRESSORS, fit_threshold
 from analysis.law.threshold_law import Form, ThresholdLaw
@@ -29,7 +29,7 @@ from analysis.runs.tokens import TokenRule
 from analysis.threads import single_threaded
 
 _NAME = "fit file (`interplay fit RUNS --json` writes one)"
-#: Defaults of a rival whose file has only the form.
+#: Defaults of an alternative whose file has only the form.
 _UNKNOWN_LAW = {"status": "insufficient", "reason": "not in the file", "level": 0.95}
 
 
@@ -41,7 +41,7 @@ class Fit:
         crossings: of neighbouring depths. If sensitivity runs were trained, the intervals include the shift to the best
             learning rates.
         law: ln d = a + b·L through the crossings of adjacent depths, or the reason why there is none.
-        rivals: other forms through the same crossings.
+        alternatives: other forms through the same crossings.
         surfaces: laws of the loss itself, through the same points.
         held_out: the regret of each law at held-out sizes.
         best: the best depth of each measured budget; needs no law.
@@ -61,7 +61,7 @@ class Fit:
 
     crossings: tuple[Crossing, ...]
     law: ThresholdLaw
-    rivals: tuple[ThresholdLaw, ...]
+    alternatives: tuple[ThresholdLaw, ...]
     surfaces: tuple[SurfaceFit, ...]
     tokens: TokenRule
     used: int
@@ -83,10 +83,10 @@ class Fit:
         default=None, compare=False, repr=False
     )
 
-    def project(self, params: float) -> Shape:
+    def predict(self, params: float) -> Shape:
         """The best depth at N = `params` by all laws that the data do not reject."""
-        laws, refusal = (self.law, *self.rivals), self.tokens.no_projection
-        return project(laws, self.surfaces, self.crossings, params, refusal)
+        laws, refusal = (self.law, *self.alternatives), self.tokens.no_extrapolation
+        return predict(laws, self.surfaces, self.crossings, params, refusal)
 
     def near_optimal(self, params: float, depth: float | None, within: float = WITHIN) -> NearOptimal | None:
         """What a depth loses at N = `params`, see `analysis.law.near_optimal`, by the first surface of the projection.
@@ -94,7 +94,7 @@ class Fit:
         None where the projection states no depth, or all surfaces are excluded from it: their losses then contradict
         its depth.
         """
-        found = self.project(params)
+        found = self.predict(params)
         surface = next((item for form in found.laws for item in self.surfaces if item.form == form), None)
         if surface is None or found.depth_exact is None:
             return None
@@ -104,7 +104,7 @@ class Fit:
         """The fit file: strict JSON types, no NaN."""
         document: dict[str, Any] = to_json(replace(self, study=None))
         del document["study"]
-        document["rivals"] += document.pop("surfaces")
+        document["alternatives"] += document.pop("surfaces")
         document["rows"] = {"used": document.pop("used"), "left_out": document.pop("left_out")}
         return document
 
@@ -115,18 +115,20 @@ class Fit:
         Raises:
             InputError: not a fit file.
         """
-        if not isinstance(value, Mapping) or not {"crossings", "law", "rivals", "rows"} <= value.keys():
-            raise InputError(f"This is not a {_NAME}: `crossings`, `law`, `rivals` and `rows` are needed.")
+        if not isinstance(value, Mapping) or not {"crossings", "law", "alternatives", "rows"} <= value.keys():
+            raise InputError(
+                f"This is not a {_NAME}: `crossings`, `law`, `alternatives` and `rows` are needed."
+            )
         try:
             known = {name: item for name, item in value.items() if item is not None}
-            rivals = [dict(item) for item in known.pop("rivals")]
+            alternatives = [dict(item) for item in known.pop("alternatives")]
             document = {
                 "tokens": {"rule": "unknown", "compared": None, "levels": (), "sentence": ""},
                 "level": known["law"]["level"],
                 **known,
                 **known.pop("rows"),
-                "rivals": [_UNKNOWN_LAW | item for item in rivals if "points" not in item],
-                "surfaces": [item for item in rivals if "points" in item],
+                "alternatives": [_UNKNOWN_LAW | item for item in alternatives if "points" not in item],
+                "surfaces": [item for item in alternatives if "points" in item],
             }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"This is not a {_NAME}: {type(error).__name__} at {error}.") from error
@@ -143,7 +145,7 @@ def fit(runs: RunTable, *, level: float = 0.95, tokens: float | None = None) -> 
 def fit_of(study: Study) -> Fit:
     """The fit of a study: its laws with their held-out regret, best shapes, checks and warnings."""
     comparison, curves, found = study.comparison, study.curves, study.crossings
-    law, *rivals = study.laws
+    law, *alternatives = study.laws
     left_out = [*study.runs.left_out]
     for row, reason in comparison.left_out.items():
         cell = study.runs.frame.at[row, "cell"]
@@ -153,7 +155,7 @@ def fit_of(study: Study) -> Fit:
     return Fit(
         crossings=widened(found.items, study.learning_rate),
         law=law,
-        rivals=tuple(rivals),
+        alternatives=tuple(alternatives),
         surfaces=study.surfaces,
         held_out=_held_out(study),
         best=study.best,
@@ -220,7 +222,7 @@ def _warnings(study: Study) -> list[str]:
             f"The losses deviate from power laws by {curves.misfit_rms:.2g} nats beyond the seed noise "
             f"(p = {curves.misfit_p:.1g}); the intervals include this misfit."
         )
-    turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.turns_back]
+    turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.non_monotone]
     if turned:
         found.append(
             f"At the largest sizes the lead of the deeper model shrinks again, or its loss rises ({', '.join(turned)} "

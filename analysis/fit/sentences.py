@@ -8,7 +8,7 @@ from analysis.intervals import Interval
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.held_out import BASELINE
 from analysis.law.near_optimal import WITHIN, measured_within
-from analysis.law.projection import rejected
+from analysis.law.prediction import rejected
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import digits, ends, human, human_range, layers, listed, percent
 
@@ -151,7 +151,7 @@ def surface_sentence(fit: Fit) -> str:
     # The powers of ten inside the data, and the next one.
     parts, form = [], ""
     for power in range(math.ceil(low), math.floor(high) + 2):
-        found, outside = fit.project(10.0**power), power > high
+        found, outside = fit.predict(10.0**power), power > high
         if not outside and (found.depth is None or found.unbounded):
             return ""
         if found.depth is None:
@@ -176,7 +176,7 @@ def beyond_sentence(fit: Fit) -> str:
     largest = largest_size(fit)
     if largest is None:
         return ""
-    found = fit.project(REACH * largest)
+    found = fit.predict(REACH * largest)
     if found.depth is None or found.deeper_than_wide:
         return f"Beyond {human(largest)} parameters the best depth is not determined ({found.reason or 'no law'})."
     return (

@@ -16,7 +16,7 @@ from analysis.fit.crossing_shift import split_sensitivity_runs
 from analysis.fit.rate_check import RateCheck, check_rates
 from analysis.law.crossings import Crossings, find_crossings
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
-from analysis.law.projection import project
+from analysis.law.prediction import predict
 from analysis.law.shape import Shape
 from analysis.law.threshold import fit_laws
 from analysis.law.threshold_law import ThresholdLaw
@@ -62,9 +62,9 @@ class Estimates:
         """The best measured depth of each size."""
         return best_shapes(self.rows, self.curves)
 
-    def project(self, params: float) -> Shape:
+    def predict(self, params: float) -> Shape:
         """The best depth at N = `params` by all laws that the data do not reject."""
-        return project(self.laws, self.surfaces, self.crossings.items, params, self.refusal)
+        return predict(self.laws, self.surfaces, self.crossings.items, params, self.refusal)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,14 @@ def study_of(runs: RunTable, *, level: float = 0.95, tokens: float | None = None
     rule = comparison.tokens
     equal_tokens = rule.rule not in ("with_params", "unequal")
     return Study(
-        found.rows, found.curves, found.crossings, equal_tokens, rule.no_projection, runs, again, comparison
+        found.rows,
+        found.curves,
+        found.crossings,
+        equal_tokens,
+        rule.no_extrapolation,
+        runs,
+        again,
+        comparison,
     )
 
 

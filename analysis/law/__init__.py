@@ -1,1 +1,1 @@
-"""Crossings, the threshold law through them, its rivals and its projection."""
+"""Crossings, the threshold law through them, its alternatives and its projection."""

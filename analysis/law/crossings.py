@@ -60,7 +60,7 @@ class Crossing:
         gap_ends: nats at the ends of the range.
         diverged: (depth, N, runs) of shapes of the pair whose runs all diverged.
         contradicted: one of these lies on the wrong side of the crossing, which is then not used for the law.
-        turns_back: the deep model leads and the gap falls again significantly at the largest sizes, or its loss
+        non_monotone: the deep model leads and the gap falls again significantly at the largest sizes, or its loss
             rises. The deep model may be trained too little there, so nothing should be projected from the crossing.
     """
 
@@ -74,7 +74,7 @@ class Crossing:
     gap_ends: tuple[float, float] | None = None
     diverged: tuple[tuple[int, float, int], ...] = ()
     contradicted: bool = False
-    turns_back: bool = False
+    non_monotone: bool = False
 
     @property
     def middle(self) -> float:
@@ -230,7 +230,7 @@ def find_crossings(
                 gap_ends=(float(gap.value[0]), float(gap.value[-1])),
                 diverged=lost,
                 contradicted=against is not None,
-                turns_back=_turns_back(curves, deep, gap, quantile),
+                non_monotone=_non_monotone(curves, deep, gap, quantile),
             )
         )
     return Crossings(tuple(items), tuple(gaps), _joint(curves, items, gaps), quantile, level, curves.dof)
@@ -297,8 +297,8 @@ def _measured_at_ends(curves: Curves, shallow: int, deep: int) -> bool:
     return all(float(np.abs(own - end).min()) <= NEAR_END for own in sizes for end in (low, high))
 
 
-def _turns_back(curves: Curves, deep: int, gap: Gap, quantile: float) -> bool:
-    """See `Crossing.turns_back`; False without a noise estimate, or with two sizes."""
+def _non_monotone(curves: Curves, deep: int, gap: Gap, quantile: float) -> bool:
+    """See `Crossing.non_monotone`; False without a noise estimate, or with two sizes."""
     if not math.isfinite(quantile) or len(curves.at(deep)) < LEAST_SIZES:
         return False
 

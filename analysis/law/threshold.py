@@ -1,4 +1,4 @@
-"""Fit the threshold law ln d = a + b·L through the crossings, or a rival: ln d = a + b·sqrt(L), ln d = a + b·ln L.
+"""Fit the threshold law ln d = a + b·L through the crossings, or an alternative with sqrt(L) or ln L instead of L.
 
 A crossing of two neighbouring depths belongs to the depth between them, L = sqrt(L1·L2): there both have the same
 loss, so the best depth lies between. d is the width of that depth at the crossing. (Levine et al. 2020, eq. 10, use

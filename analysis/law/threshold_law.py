@@ -1,4 +1,4 @@
-"""The threshold law ln d = a + b·L or a rival, fitted or published, and the best depths that follow from it.
+"""The threshold law ln d = a + b·L or an alternative, fitted or published, and the best depths that follow from it.
 
 The best depth for N solves 12·L·exp(2(a + b·L)) = N, the width is sqrt(N / (12·L)) (Levine et al. 2020, section 5.2;
 this rule reproduces their table of GPT-3 sizes if N is 12·L·d² of the trained model, not its nominal size). The module

@@ -21,9 +21,9 @@ from analysis.report.tables import (
     cost_table,
     crossings_table,
     diverged_table,
+    extrapolation_table,
     laws_table,
     needed_table,
-    projection_table,
     reasons_table,
     shifts_table,
 )
@@ -114,7 +114,7 @@ def study_sections(context: Context, ended: str) -> list[Section]:
     costs = [cost_table(runs), diverged_table(fit), reasons_table(fit)]
     return [
         Section("What was measured", [_about(fit)], _made(context, *measured), folded=False),
-        Section("Shapes in numbers", tables=[needed, best_table(fit), projection_table(runs, fit)]),
+        Section("Shapes in numbers", tables=[needed, best_table(fit), extrapolation_table(runs, fit)]),
         Section("Crossings", [STATUS_WORDS] if crossings else [], _made(context, gaps.figure), [crossings]),
         Section("The law and its alternatives", about_laws, tables=[laws]),
         Section("Shape or tuning", [shift_sentence(fit.shifts)], tables=[shifts_table(fit.shifts)]),

@@ -85,13 +85,13 @@ def finite_ends(row: Mapping[Any, Any]) -> Interval | None:
 
 
 def laws_table(fit: Fit) -> Table:
-    """The threshold law, its rivals and the baseline, with their held-out regret and that of the baseline.
+    """The threshold law, its alternatives and the baseline, with their held-out regret and that of the baseline.
 
     The regret of a law and of the baseline is the mean over the trials that both answered.
     """
     trials = {item.law: item for item in fit.held_out}
     base = trials.get(BASELINE)
-    lines = (fit.law, *fit.rivals)
+    lines = (fit.law, *fit.alternatives)
     rows = [_law(item.form, item.status, _line_note(item), _line(item), trials) for item in lines]
     for item in fit.surfaces:
         values = ", ".join(f"{name} = {value:.3g}" for name, value in item.parameters.items())
@@ -206,15 +206,15 @@ def _others(best: BestShape, depths: Collection[int], text: str) -> str:
     return ", ".join(text.format(shape.depth, shape.excess) for shape in shapes) or "none"
 
 
-def projection_table(runs: RunTable, fit: Fit) -> Table | None:
+def extrapolation_table(runs: RunTable, fit: Fit) -> Table | None:
     """Projected shapes at `MULTIPLES` of the largest measured size; None if no depth is stated or bounded.
 
     At the measured sizes the losses are better evidence than a law of two parameters.
     """
-    if not fit.law.usable or runs.used.empty or fit.tokens.no_projection:
+    if not fit.law.usable or runs.used.empty or fit.tokens.no_extrapolation:
         return None
     largest = max((item.params for item in fit.best), default=float(runs.used["params"].max()))
-    rows = [replace(fit.project(factor * largest), extrapolated=True) for factor in MULTIPLES]
+    rows = [replace(fit.predict(factor * largest), extrapolated=True) for factor in MULTIPLES]
     if all(row.depth is None and row.depth_interval == (None, None) for row in rows):
         return None
     near = [fit.near_optimal(row.params, row.depth) for row in rows]
@@ -234,7 +234,7 @@ def projection_table(runs: RunTable, fit: Fit) -> Table | None:
         note += f" No depth at N ≈ {human(doubt.params)}: {doubt.reason}{agree}."
     if known:
         note += f" Depths within {WITHIN:g} nats of the lowest loss and nats lost are those of the {known.losses}."
-    return shapes_table("projected shapes", rows, fit.level, more, note)
+    return shapes_table("extrapolated shapes", rows, fit.level, more, note)
 
 
 def cost_table(runs: RunTable) -> Table:

@@ -38,14 +38,14 @@ class TokenRule:
             (tokens follow N, equal at equal N) or `unequal`.
         compared: the level compared, in the table's unit; None if there is no single one.
         levels: all levels, ascending.
-        no_projection: why the table allows no answer beyond its sizes, if tokens differ between the shapes compared.
+        no_extrapolation: why the table allows no answer beyond its sizes, if tokens differ between the shapes compared.
     """
 
     rule: Rule
     compared: float | None
     levels: tuple[float, ...]
     sentence: str
-    no_projection: str | None = None
+    no_extrapolation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _choose(table: pd.DataFrame, tokens: float | None) -> TokenChoice:
     if known.groupby(["depth", "params"])["level"].nunique().max() > 1:
         return _checkpoints(table, levels)
     span = f"{levels[0]:.4g} to {levels[-1]:.4g}"
-    refusal = _no_projection(known)
+    refusal = _no_extrapolation(known)
     if _follows_params(known):
         words = f"Training tokens follow N ({span}) and are equal at equal N, where depths are compared."
         return TokenChoice(_unequal("with_params", levels, words, refusal), table, {}, tuple(warnings))
@@ -159,7 +159,7 @@ def _checkpoints(table: pd.DataFrame, levels: Floats) -> TokenChoice:
                 "Losses are compared at the last checkpoint of each shape: training tokens grow with N, from "
                 f"{ends['tokens'].min():.4g} to {ends['tokens'].max():.4g}, and are equal at equal N."
             )
-            rule = _unequal("with_params", levels, words, _no_projection(ends))
+            rule = _unequal("with_params", levels, words, _no_extrapolation(ends))
             reason = "no checkpoint at the end of training, which is compared"
             return TokenChoice(rule, ends, dict.fromkeys(table.index[~last], reason))
     who = "all" if held[best] == shapes else f"{held[best]} of the {shapes}"
@@ -201,7 +201,7 @@ def _at_level(table: pd.DataFrame, levels: Floats, chosen: int, why: str) -> Tok
     return TokenChoice(rule, table[keep], left_out, tuple(warnings))
 
 
-def _no_projection(rows: pd.DataFrame) -> str | None:
+def _no_extrapolation(rows: pd.DataFrame) -> str | None:
     """Why nothing is projected from a table in which size and tokens grow together; None if they do not.
 
     Beyond the sizes a projection would need the tokens of that size, and the effect of size on the best depth cannot be

@@ -233,7 +233,7 @@ def _from_pilot(fit: "Fit") -> dict[str, Assumption]:
         "slope": (slopes[len(slopes) // 2] if slopes else None, f"pilot: middle of {len(slopes)} gaps"),
         "exponent": (exponent, "pilot: curves"),
         "shared": (None if shared is None else min(shared, 0.99), "pilot: correlation of its seeds"),
-        "misfit_sd": (curves.get("lack_of_fit"), "pilot: lack of fit"),
+        "misfit_sd": (curves.get("misfit"), "pilot: lack of fit"),
         # Two or three crossings cannot show it, and the scatter of their law is assumed.
         "scatter": (None if law.scatter_dof == 1 else law.scatter, "pilot: scatter of its law"),
         "loss": (noise.get("loss") or None if noise.get("known") else None, "pilot: mean loss"),

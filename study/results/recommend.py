@@ -104,7 +104,7 @@ def shapes_by(result: "Fit", fit_file: Path, params: Sequence[float], within: fl
         inside = f" It has measured sizes from {min(sizes):,.0f} to {max(sizes):,.0f} only." if sizes else ""
         raise InputError(
             f"The fit in {fit_file} has no law that reaches N = {', '.join(f'{value:g}' for value in missing)}: "
-            f"{result.project(missing[0]).reason}.{inside} Use --law levine2020 or liu2026 for a published law, or add "
+            f"{result.predict(missing[0]).reason}.{inside} Use --law levine2020 or liu2026 for a published law, or add "
             "depths, budgets or seeds to the study."
         )
     return [shape for value in params if (shape := found[value]) is not None]
@@ -118,7 +118,7 @@ def shape_by(result: "Fit", params: float, within: float = WITHIN) -> Shape | No
     - `measured`: the lowest loss measured near N. The interval has the depths between the next shallower and the next
       deeper measured depth that are significantly worse; it is open where there is none. Beyond the measured sizes it
       is the best depth of the largest size, if that rule had the lowest regret at held-out sizes;
-    - `law`: the laws that the data do not reject agree on a depth (`analysis.law.projection`), up to `REACH` times the
+    - `law`: the laws that the data do not reject agree on a depth (`analysis.law.prediction`), up to `REACH` times the
       largest size measured;
     - `band`: neither; there is no depth, and the interval is that of the laws.
 
@@ -127,7 +127,7 @@ def shape_by(result: "Fit", params: float, within: float = WITHIN) -> Shape | No
     """
     from analysis.fit.sentences import LAWS, REACH, largest_size
 
-    found, best = result.project(params), _nearest(result, params)
+    found, best = result.predict(params), _nearest(result, params)
     if best is not None:
         return _by_measured(best, found, "the lowest loss measured near this size", within)
     largest = largest_size(result)

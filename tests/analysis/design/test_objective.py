@@ -32,7 +32,7 @@ def fitted(rows):
 
 def test_the_depth_is_that_of_the_fit_of_the_same_rows(rows, fitted):
     found = estimate(rows, Objective("depth", AHEAD))
-    projected = fitted.project(AHEAD)
+    projected = fitted.predict(AHEAD)
     assert found.value == pytest.approx(projected.depth_exact)
     assert (found.low, found.high) == pytest.approx(projected.depth_interval)
     assert found.halfwidth == pytest.approx((found.high - found.low) / (2 * found.value))
@@ -45,7 +45,7 @@ def test_a_depth_that_the_laws_do_not_agree_on_has_an_interval_only(rows):
     # More noise, so that neither form is rejected.
     rough = rows.assign(loss=rows["loss"] * (1 + 0.01 * np.random.default_rng(1).standard_normal(len(rows))))
     far = 1e8
-    projected = fit(RunTable.from_frame(rough)).project(far)
+    projected = fit(RunTable.from_frame(rough)).predict(far)
     found = estimate(rough, Objective("depth", far))
     assert (found.value, projected.depth) == (None, None)
     assert (found.low, found.high) == pytest.approx(projected.depth_interval)

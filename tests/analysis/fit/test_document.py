@@ -29,7 +29,7 @@ def test_a_known_world_is_recovered():
     assert found.law.depths == pytest.approx((math.sqrt(2), math.sqrt(8), math.sqrt(24)))
     assert found.law.a_interval[0] < TRUTH.a < found.law.a_interval[1]
     assert found.law.b_interval[0] < TRUTH.b < found.law.b_interval[1]
-    assert [item.form for item in (*found.rivals, *found.surfaces)] == [
+    assert [item.form for item in (*found.alternatives, *found.surfaces)] == [
         "power",
         "root",
         "additive",
@@ -38,13 +38,13 @@ def test_a_known_world_is_recovered():
     assert {item.law for item in found.held_out} >= {"nearest measured", "log-linear", "power", "response"}
     assert found.warnings == ()
     true = solve_depth(TRUTH.a, TRUTH.b, 1e5)
-    low, high = found.project(1e5).depth_interval
+    low, high = found.predict(1e5).depth_interval
     assert low < true < high
 
 
 def test_a_choice_of_depth_solves_the_law_and_its_power_form():
     found = fit(RunTable.from_frame(simulated()))
-    for fitted, regressor in ((found.law, lambda depth: depth), (found.rivals[0], math.log)):
+    for fitted, regressor in ((found.law, lambda depth: depth), (found.alternatives[0], math.log)):
         depth = fitted.best_depth(3e5)
         width = math.exp(fitted.a + fitted.b * regressor(depth))
         assert 12 * depth * width**2 == pytest.approx(3e5, rel=1e-9)
@@ -65,7 +65,7 @@ def test_the_json_contract(study):
     document = fit(study).to_json()
     text = json.dumps(document, allow_nan=False)
     assert json.loads(text) == document
-    assert {"crossings", "law", "rivals", "rows"} <= document.keys()
+    assert {"crossings", "law", "alternatives", "rows"} <= document.keys()
     assert {"shallow", "deep", "status", "params", "params_interval"} <= document["crossings"][0].keys()
     law = document["law"]
     assert law["form"] == "log-linear"
@@ -93,7 +93,7 @@ def test_round_trip(study, pilot_frame):
 
 
 @pytest.mark.parametrize(
-    "broken", [{}, {"crossings": 3}, {"crossings": [{}], "law": {}, "rivals": [], "rows": {}}]
+    "broken", [{}, {"crossings": 3}, {"crossings": [{}], "law": {}, "alternatives": [], "rows": {}}]
 )
 def test_a_file_that_is_no_fit_is_refused(broken):
     with pytest.raises(InputError, match="not a fit file"):

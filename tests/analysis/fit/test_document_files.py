@@ -33,7 +33,7 @@ CONTRACT = {
         "b_interval": [0.2, 0.4],
         "level": 0.95,
     },
-    "rivals": [{"form": "power", "...": "..."}],
+    "alternatives": [{"form": "power", "...": "..."}],
     "rows": {"used": 45, "left_out": [{"row": 3, "reason": "diverged"}]},
 }
 
@@ -77,15 +77,15 @@ def test_a_file_of_the_contracts_keys_alone_is_enough(verb, monkeypatch, capsys,
 
 def test_without_depths_every_answer_is_an_extrapolation():
     unknown = Fit.from_json(CONTRACT)
-    assert all(unknown.project(params).extrapolated for params in (1e3, 4100.0, 1e4, 1e9))
+    assert all(unknown.predict(params).extrapolated for params in (1e3, 4100.0, 1e4, 1e9))
     known = Fit.from_json(with_law(depths=[1, 2, 3]))
     assert 1 < solve_depth(2.5, 0.31, 4100.0) < 2.5
-    assert not known.project(4100.0).extrapolated
+    assert not known.predict(4100.0).extrapolated
 
 
 def test_a_rival_of_which_nothing_is_said_has_no_law():
-    (rival,) = Fit.from_json(CONTRACT).rivals
-    assert (rival.form, rival.status, rival.a, rival.reason) == (
+    (alternative,) = Fit.from_json(CONTRACT).alternatives
+    assert (alternative.form, alternative.status, alternative.a, alternative.reason) == (
         "power",
         "insufficient",
         None,
@@ -139,14 +139,14 @@ def test_the_command_ends_with_a_paragraph(verb, text, monkeypatch, capsys, tmp_
     ("a", "b"), [(-1000, 5e-324), (-1e300, 1.0), (-1000, 1e-300), (-200, 1e-200), (-100, 1e-60)]
 )
 def test_a_law_of_absurd_depths_gives_none(a, b):
-    found = Fit.from_json(with_law(a=a, b=b)).project(1e9)
+    found = Fit.from_json(with_law(a=a, b=b)).predict(1e9)
     assert found.depth is None
     assert "finite" in found.reason
 
 
 @pytest.mark.parametrize(("a", "b", "depth"), [(1e300, 1.0, None), (400, 1e-9, None), (3, 1e300, 1)])
 def test_a_law_of_less_than_a_layer_is_answered_with_one(a, b, depth):
-    found = Fit.from_json(with_law(a=a, b=b)).project(1e9)
+    found = Fit.from_json(with_law(a=a, b=b)).predict(1e9)
     assert found.extrapolated
     # A depth of zero to all digits is none.
     assert found.depth == depth

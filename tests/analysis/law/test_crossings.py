@@ -125,13 +125,13 @@ def test_a_gap_that_shrinks_at_the_largest_sizes_is_flagged(line_frame, bend, tu
         frame = line_frame({1: (1.0, -0.1), 2: (1.0, -0.2)}, sd=0.003, sizes=sizes, seed=seed)
         beyond = np.maximum(np.log(frame["params"] / 2e4), 0)
         frame["loss"] += bend * beyond**2 * (frame["depth"] == 2)
-        assert crossing(frame).turns_back == turned
+        assert crossing(frame).non_monotone == turned
 
 
 def test_a_deep_model_whose_loss_rises_is_flagged(line_frame):
     # Both rise, so the gap itself does not shrink.
     frame = line_frame({1: (1.0, 0.1), 2: (1.0, 0.05)}, sd=0.005)
-    assert crossing(frame).turns_back
+    assert crossing(frame).non_monotone
 
 
 def test_a_gap_that_only_decays_or_never_leads_does_not_turn_back(line_frame):
@@ -139,7 +139,7 @@ def test_a_gap_that_only_decays_or_never_leads_does_not_turn_back(line_frame):
     decay = 0.15 * (frame["params"] / 1e4) ** -0.3
     for depth, status in ((1, "left_censored"), (2, "right_censored")):
         item = crossing(frame.assign(loss=frame["loss"] + decay * (frame["depth"] == depth)))
-        assert (item.status, item.turns_back) == (status, False)
+        assert (item.status, item.non_monotone) == (status, False)
 
 
 def test_two_sizes_far_apart_do_not_show_which_model_leads(line_frame):

@@ -11,7 +11,7 @@ from analysis.curves.curves import build_curves
 from analysis.errors import InputError
 from analysis.law import loss_surfaces
 from analysis.law.loss_surfaces import SurfaceFit, SurfacePoints, points_of, supported
-from analysis.law.projection import project
+from analysis.law.prediction import predict
 from analysis.law.threshold_law import ThresholdLaw
 from tests.coverage.measure import holds
 
@@ -40,7 +40,7 @@ NO_LAW = ThresholdLaw("log-linear", "insufficient", 0.95, reason="no crossing")
 
 def surface_answer(surfaces, params):
     """The projection without crossings."""
-    return project((NO_LAW,), surfaces, (), params)
+    return predict((NO_LAW,), surfaces, (), params)
 
 
 #: (smallest N, largest N, depths): a laptop's study and one that nobody could pay for.

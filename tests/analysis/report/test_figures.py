@@ -157,7 +157,7 @@ def test_the_best_depth_is_measured_and_by_the_law_up_to_ten_times_the_data(foun
     # The solid and the dashed line meet at the largest size.
     assert (line["params"] == high).sum() == 1
     for row in line.iloc[[0, -1]].to_dict("records"):
-        projected = found.project(row["params"])
+        projected = found.predict(row["params"])
         assert row["depth"] == projected.depth_exact
         ends = [math.nan if end is None else end for end in projected.depth_interval]
         assert [row["low"], row["high"]] == pytest.approx(ends, nan_ok=True)
@@ -267,7 +267,7 @@ def test_inlined_drawings_follow_the_page(study, pilot_fit):
 
 
 def test_captions_name_what_is_drawn(study, pilot_fit):
-    assert pilot_fit.project(1e4).depth is None
+    assert pilot_fit.predict(1e4).depth is None
     assert law_line(pilot_fit).empty
     assert "No line" in best_depth.figure(Context(study, pilot_fit)).caption
     # An entropy of zero is one.

@@ -20,9 +20,9 @@ from analysis.report.html import MOST_ANSWERS, Section
 from analysis.report.study_page import confidence, study_sections, write_report
 from analysis.report.tables import (
     cost_table,
+    extrapolation_table,
     laws_table,
     paired_regret,
-    projection_table,
     training_flops,
 )
 from analysis.runs.table import RunTable, read_runs
@@ -277,7 +277,7 @@ def test_one_seed_reports_where_its_noise_comes_from_or_that_there_is_no_estimat
     assert "estimated from the residuals of the curves" in text
     runs = RunTable.from_frame(frame[frame.groupby("depth").cumcount() < 2])
     assert "no noise estimate" in (text := read(write_report(runs, fit(runs), tmp_path)).text)
-    assert "projected shapes" not in text
+    assert "extrapolated shapes" not in text
 
 
 @pytest.mark.parametrize(
@@ -374,9 +374,9 @@ def test_no_shape_is_projected_beyond_ten_times_the_data(pilot_frame):
     runs = RunTable.from_frame(frame.assign(tokens=1e9))
     result = fit(runs)
     largest = max(item.params for item in result.best)
-    rows = projection_table(runs, result).records()
+    rows = extrapolation_table(runs, result).records()
     assert [row["N"] for row in rows] == [short(3 * largest), short(10 * largest)]
-    assert rows[0]["depth L*"] == str(result.project(3 * largest).depth)
+    assert rows[0]["depth L*"] == str(result.predict(3 * largest).depth)
 
 
 def test_the_page_has_the_search_and_the_shifts(tmp_path):

@@ -109,8 +109,8 @@ def test_tokens_that_follow_n_are_comparable_at_equal_n():
     found = of(table().assign(tokens=lambda rows: 20 * 12 * rows["depth"] * rows["width"] ** 2))
     assert found.tokens.rule == "with_params"
     assert "equal at equal N" in found.tokens.sentence
-    assert "grow together (correlation of their logarithms 1.00)" in found.tokens.no_projection
-    assert found.tokens.no_projection in found.tokens.sentence
+    assert "grow together (correlation of their logarithms 1.00)" in found.tokens.no_extrapolation
+    assert found.tokens.no_extrapolation in found.tokens.sentence
     assert not found.warnings
     assert len(found.rows) == 6
     # A number of tokens a budget, which no smooth function of N would give.
@@ -120,14 +120,14 @@ def test_tokens_that_follow_n_are_comparable_at_equal_n():
 
 def test_tokens_that_differ_at_equal_n_are_warned_of():
     found = of(table().assign(tokens=lambda rows: 1e6 * rows["depth"]))
-    assert (found.tokens.rule, found.tokens.no_projection) == ("unequal", "tokens differ at similar N")
+    assert (found.tokens.rule, found.tokens.no_extrapolation) == ("unequal", "tokens differ at similar N")
     assert any("differ in training tokens (1e+06 to 4e+06)" in warning for warning in found.warnings)
     # No size is shared, so nothing shows that the tokens follow N rather than the depth.
     apart = table([(1, 8), (1, 9), (4, 64), (4, 80)], tokens=[1e6, 1e6, 4e6, 4e6])
     assert of(apart).tokens.rule == "unequal"
 
 
-def test_tokens_per_parameter_of_a_public_table_allow_no_projection():
+def test_tokens_per_parameter_of_a_public_table_allow_no_extrapolation():
     """Twenty tokens per parameter, embeddings counted: unequal at equal 12·L·d², and .98 or more with its logarithm."""
     frame = table([(depth, width) for depth in (4, 8, 16) for width in (256, 512, 1024, 2048)])
     params = 12 * frame["depth"] * frame["width"] ** 2
@@ -136,10 +136,10 @@ def test_tokens_per_parameter_of_a_public_table_allow_no_projection():
     correlation = np.corrcoef(np.log(params), np.log(frame["tokens"]))[0, 1]
     assert correlation > 0.98
     assert found.rule == "unequal"
-    assert f"{correlation:.2f}" in found.no_projection
+    assert f"{correlation:.2f}" in found.no_extrapolation
     # At equal tokens, and without tokens, nothing stands against a projection.
-    assert of(frame.assign(tokens=3e11)).tokens.no_projection is None
-    assert of(frame.drop(columns="tokens")).tokens.no_projection is None
+    assert of(frame.assign(tokens=3e11)).tokens.no_extrapolation is None
+    assert of(frame.drop(columns="tokens")).tokens.no_extrapolation is None
 
 
 def test_the_ends_of_runs_whose_tokens_follow_n_are_compared_where_checkpoints_share_no_level():

@@ -115,7 +115,7 @@ def test_what_is_given_wins_over_the_pilot_and_the_pilot_over_defaults(pilot):
     assert (own.a, own.b) == (document["law"]["a"], document["law"]["b"])
     assert own.noise == document["noise"]["sd_relative"]
     assert own.shared == document["noise"]["seed_correlation"]
-    assert own.misfit_sd == document["curves"]["lack_of_fit"]
+    assert own.misfit_sd == document["curves"]["misfit"]
     assert items["loss"].value == document["noise"]["loss"]
     assert (own.scatter, document["law"]["scatter_dof"]) == (0.0, 1)
     defaults = {name for name, item in items.items() if item.source == "not in the pilot; default"}

@@ -121,7 +121,7 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     assert all(0.7 < float(r["loss"]) < 2.3 for r in rows), "better than chance, worse than the entropy"
     fit = json.loads((folder / "fit.json").read_text())
     assert fit["rows"]["used"] == 8
-    assert {"crossings", "law", "rivals"} <= set(fit)
+    assert {"crossings", "law", "alternatives"} <= set(fit)
     studies, trials = laptop.runs()
     assert [r.info.status for r in studies] == ["FINISHED"]
     assert [r.info.status for r in trials] == ["FINISHED"] * 8

@@ -34,7 +34,7 @@ REJECTED = 0.05
 DECISIVE = 10.0
 
 
-def project(
+def predict(
     laws: Sequence[ThresholdLaw],
     surfaces: Sequence[SurfaceFit],
     crossings: Sequence[Crossing],
@@ -48,7 +48,7 @@ def project(
         surfaces: of its losses.
         crossings: of its pairs of depths.
         params: N = 12·L·d².
-        refusal: why nothing is projected beyond the measured sizes, see `TokenRule.no_projection`.
+        refusal: why nothing is projected beyond the measured sizes, see `TokenRule.no_extrapolation`.
 
     Raises:
         InputError: `params` is no size.
@@ -71,7 +71,7 @@ def project(
     depths = {form: _possible(law.best_depth(params), params) for form, law in decide.items()}
     interval = _envelope([law.interval(params, level) for law in every.values()])
     agree_to: float | None = None
-    reason = _no_projection(deciding)
+    reason = _no_extrapolation(deciding)
     if reason is None:
         reason, agree_to = _disagreement(decide, depths, _largest(kept, surfaces), params)
     if reason is None and not every:
@@ -105,7 +105,7 @@ def _silence(
     """Why there is neither a depth nor an interval, if so."""
     if refusal:
         return refusal
-    if turned := [f"{item.shallow} → {item.deep}" for item in crossings if item.turns_back]:
+    if turned := [f"{item.shallow} → {item.deep}" for item in crossings if item.non_monotone]:
         return (
             "at the largest sizes the lead of the deeper model shrinks again, or its loss rises "
             f"({', '.join(turned)} layers), so deep models may be trained too little"
@@ -154,7 +154,7 @@ def _misfit(law: ThresholdLaw) -> float:
     return (law.dof + 2) * math.log(max(law.chi2, law.dof))
 
 
-def _no_projection(kept: Sequence[ThresholdLaw]) -> str | None:
+def _no_extrapolation(kept: Sequence[ThresholdLaw]) -> str | None:
     """Why the laws through crossings give no depth at any size; None if they do, or if there is none of them."""
     for law in kept:
         low, high = law.b_interval or (law.b, law.b)

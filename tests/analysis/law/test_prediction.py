@@ -12,7 +12,7 @@ from analysis.errors import InputError
 from analysis.fit.study import estimates_of
 from analysis.law.crossings import Crossing
 from analysis.law.loss_surfaces import SurfaceFit
-from analysis.law.projection import APART, project
+from analysis.law.prediction import APART, predict
 from analysis.law.published import LIU2026
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw
 from tests.coverage.worlds import LONG, SHORT, PowerLaw, Truth, World
@@ -44,8 +44,8 @@ def response(at=1e5, depth=5.0, growth=0.25, **more):
 
 def test_laws_that_agree_give_a_depth_and_the_envelope_of_their_intervals():
     laws = (line(), power())
-    found = project(laws, (), (), 3e4)
-    single = [project((law,), (), (), 3e4) for law in laws]
+    found = predict(laws, (), (), 3e4)
+    single = [predict((law,), (), (), 3e4) for law in laws]
     assert found.laws == ("log-linear", "power")
     assert found.depth_exact == single[0].depth_exact != single[1].depth_exact
     lows, highs = zip(*(one.depth_interval for one in single), strict=True)
@@ -57,24 +57,24 @@ def test_laws_that_agree_give_a_depth_and_the_envelope_of_their_intervals():
 
 def test_laws_that_disagree_give_the_size_up_to_which_they_agree_and_an_interval_beyond():
     laws = (line(), power())
-    found = project(laws, (), (), 1e9)
+    found = predict(laws, (), (), 1e9)
     by = {law.form: law.best_depth for law in laws}
     assert found.depth_exact is None
     assert found.depth_interval[0] < by["log-linear"](1e9) < by["power"](1e9) < found.depth_interval[1]
     assert "disagree" in found.reason
     edge = by["power"](found.agree_to) / by["log-linear"](found.agree_to)
     assert edge == pytest.approx(1 + APART, rel=1e-6)
-    assert project(laws, (), (), 0.99 * found.agree_to).depth is not None
-    assert project(laws, (), (), 1.01 * found.agree_to).depth is None
+    assert predict(laws, (), (), 0.99 * found.agree_to).depth is not None
+    assert predict(laws, (), (), 1.01 * found.agree_to).depth is None
     assert found.halfwidth == math.inf
 
 
 def test_a_law_that_its_own_test_rejects_is_excluded():
     better = power(chi2=3.0, dof=3)
-    found = project((line(p_value=1e-6, chi2=30.0, dof=3), better), (), (), 1e9)
+    found = predict((line(p_value=1e-6, chi2=30.0, dof=3), better), (), (), 1e9)
     assert found.laws == ("power",)
     assert found.depth_exact == power().best_depth(1e9)
-    both = project((line(p_value=0.04), power(p_value=1e-6)), (), (), 1e9)
+    both = predict((line(p_value=0.04), power(p_value=1e-6)), (), (), 1e9)
     assert (both.depth_exact, both.laws, both.depth_interval) == (None, (), (None, None))
     assert "reject" in both.reason
     assert both.halfwidth == math.inf
@@ -83,25 +83,25 @@ def test_a_law_that_its_own_test_rejects_is_excluded():
 def test_a_rejected_law_that_is_not_much_worse_widens_the_interval_and_states_no_depth():
     """Five crossings: the log-likelihoods of chi2 = 14 and 3 differ by 5 / 2 · ln(14 / 3) = 3.9, which is below 5."""
     law, better = line(p_value=0.003, chi2=14.0, dof=3), power(chi2=3.0, dof=3)
-    alone, found = (project(laws, (), (), 1e9) for laws in ((better,), (law, better)))
+    alone, found = (predict(laws, (), (), 1e9) for laws in ((better,), (law, better)))
     assert (found.laws, found.depth_exact, found.reason) == (("power", "log-linear"), alone.depth_exact, None)
-    line_alone = project((line(),), (), (), 1e9)
+    line_alone = predict((line(),), (), (), 1e9)
     assert found.depth_interval == (line_alone.depth_interval[0], alone.depth_interval[1])
     # A square below its expectation of 3 is no better than that.
     lucky = dataclasses.replace(better, chi2=0.1)
-    assert project((law, lucky), (), (), 1e9).laws == found.laws
-    assert project((dataclasses.replace(law, chi2=23.0), lucky), (), (), 1e9).laws == ("power",)
+    assert predict((law, lucky), (), (), 1e9).laws == found.laws
+    assert predict((dataclasses.replace(law, chi2=23.0), lucky), (), (), 1e9).laws == ("power",)
 
 
 def test_the_root_law_widens_the_interval_and_decides_alone_only():
     between = line("root", 2.5 + 0.3 - 0.6 * math.sqrt(3), 0.5)
     plain = line()
-    found = project((plain, between), (), (), 1e9)
+    found = predict((plain, between), (), (), 1e9)
     assert (found.laws, found.depth_exact) == (("log-linear", "root"), plain.best_depth(1e9))
-    high = project((between,), (), (), 1e9).depth_interval[1]
+    high = predict((between,), (), (), 1e9).depth_interval[1]
     assert found.depth_interval[1] == high > 1.25 * found.depth_exact
     rejected = dataclasses.replace(plain, p_value=1e-9, chi2=90.0, dof=3)
-    assert project((rejected, between), (), (), 1e9).depth_exact == between.best_depth(1e9)
+    assert predict((rejected, between), (), (), 1e9).depth_exact == between.best_depth(1e9)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_root_law_widens_the_interval_and_decides_alone_only():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_law_that_is_not_settled_states_no_depth(law, why):
-    found = project((law,), (), (), 3e4)
+    found = predict((law,), (), (), 3e4)
     assert found.depth_exact is None
     assert why in found.reason
     assert found.depth is found.width is None
@@ -125,24 +125,24 @@ def test_a_law_that_is_not_settled_states_no_depth(law, why):
 
 
 def test_crossings_that_turn_back_give_neither_a_depth_nor_an_interval():
-    turned = Crossing(2, 4, "bracketed", params=1e4, turns_back=True)
-    found = project((line(), power()), (response(),), (Crossing(1, 2, "bracketed"), turned), 3e4)
+    turned = Crossing(2, 4, "bracketed", params=1e4, non_monotone=True)
+    found = predict((line(), power()), (response(),), (Crossing(1, 2, "bracketed"), turned), 3e4)
     assert (found.depth_exact, found.depth_interval, found.laws) == (None, (None, None), ())
     assert "2 → 4" in found.reason
 
 
 def test_surfaces_are_used_unless_they_are_rejected():
     laws = (line(),)
-    alone = project(laws, (), (), 3e4)
+    alone = predict(laws, (), (), 3e4)
     near = response(at=3e4, depth=1.1 * alone.depth_exact)
-    both = project(laws, (near,), (), 3e4)
+    both = predict(laws, (near,), (), 3e4)
     assert both.laws == ("log-linear", "response")
     assert both.depth_exact == alone.depth_exact
     assert both.depth_interval[1] == pytest.approx(near.interval(3e4)[1])
     far = response(at=3e4, depth=2 * alone.depth_exact)
-    assert project(laws, (far,), (), 3e4).depth is None
+    assert predict(laws, (far,), (), 3e4).depth is None
     rejected = dataclasses.replace(far, p_value=0.01)
-    assert project(laws, (rejected,), (), 3e4).depth_interval == alone.depth_interval
+    assert predict(laws, (rejected,), (), 3e4).depth_interval == alone.depth_interval
     # Surfaces are compared by their misfit: an AIC of 10 more is too much.
     better = response(at=3e4, depth=alone.depth_exact, aicc=-100.0, points=26, p_value=None)
     values = {"E": 1, "c_m": 1, "alpha_m": 1, "c_l": 1, "alpha_l": 1}
@@ -150,17 +150,17 @@ def test_surfaces_are_used_unless_they_are_rejected():
     for aicc, count in ((-91.0, 3), (-89.0, 2)):
         more = {"form": "additive", "aicc": aicc, "p_value": None, "parameters": values}
         worse = dataclasses.replace(better, **more, covariance=small)
-        assert len(project(laws, (worse, better), (), 3e4).laws) == count
+        assert len(predict(laws, (worse, better), (), 3e4).laws) == count
         # Beside crossings a surface without a best depth, or without an interval, takes no part.
         for without in ({"covariance": None}, {"parameters": values | {"c_l": 0.0}}):
             none = dataclasses.replace(worse, **without)
-            assert len(project(laws, (none, better), (), 3e4).laws) == 2
+            assert len(predict(laws, (none, better), (), 3e4).laws) == 2
 
 
 def test_sizes_that_were_not_measured_are_refused_with_the_reason_of_the_table():
     laws, why = (line(), power()), "size and tokens grow together"
-    assert project(laws, (), (), 3e4, why) == project(laws, (), (), 3e4)
-    found = project(laws, (response(),), (), 2e5, why)
+    assert predict(laws, (), (), 3e4, why) == predict(laws, (), (), 3e4)
+    found = predict(laws, (response(),), (), 2e5, why)
     assert (found.depth_exact, found.depth_interval) == (None, (None, None))
     assert (found.laws, found.reason) == ((), why)
 
@@ -168,7 +168,7 @@ def test_sizes_that_were_not_measured_are_refused_with_the_reason_of_the_table()
 def test_without_a_law_the_surface_answers_as_far_as_it_has_limits():
     none = ThresholdLaw("log-linear", "insufficient", 0.95, reason="no crossing")
     surface = response()
-    inside, outside = (project((none,), (surface,), (), params) for params in (5e4, 1e7))
+    inside, outside = (predict((none,), (surface,), (), params) for params in (5e4, 1e7))
     assert inside.depth_exact == surface.best_depth(5e4)
     assert inside.depth_interval == surface.interval(5e4)
     assert (inside.extrapolated, outside.extrapolated) == (False, True)
@@ -177,7 +177,7 @@ def test_without_a_law_the_surface_answers_as_far_as_it_has_limits():
 @pytest.mark.parametrize("params", [0.0, -1.0, 0.5, math.nan, math.inf])
 @pytest.mark.parametrize(
     "ask",
-    [LEVINE2020.shape, LIU2026.best_depth, lambda params: project((line(),), (), (), params)],
+    [LEVINE2020.shape, LIU2026.best_depth, lambda params: predict((line(),), (), (), params)],
     ids=["levine2020", "liu2026", "projection"],
 )
 def test_a_size_is_a_positive_number(ask, params):
@@ -227,7 +227,7 @@ def answered(name, key):
     return [
         (
             brentq(lambda depth, k=k: math.log(truth.size_of(depth) / (k * largest)), 1e-2, 1e3),
-            study.project(k * largest),
+            study.predict(k * largest),
         )
         for k in (3, 10)
     ]

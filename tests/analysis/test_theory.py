@@ -215,24 +215,6 @@ def test_width_one_is_a_binomial(depth):
     assert separation_rank(depth, 1, 1, 2).rank == (3**depth - 1) // 2 + 1
 
 
-def test_gaussian_weights_in_float64_have_the_same_rank_at_one_and_two_layers():
-    """An independent computation: eq. 3 with real weights and einsum, and the rank by singular values."""
-    for depth, width, heads, grid in ((1, 4, 2, 12), (2, 2, 1, 40), (2, 3, 1, 80)):
-        generator = np.random.default_rng(1)
-        value, score = generator.normal(size=(2, depth, heads, width, width // heads))
-        into, query = generator.normal(size=(2, depth, heads, width // heads, width))
-        a, b = generator.normal(size=(2, grid, width + 1, width))
-        i, j = np.meshgrid(range(grid), range(grid), indexing="ij")
-        x = np.concatenate([a[i.ravel()], b[j.ravel()]], axis=1)
-        for layer in range(depth):
-            values = np.einsum("hde,hef->hdf", value[layer], into[layer])
-            scores = np.einsum("hde,hef->hdf", score[layer], query[layer])
-            weights = np.einsum("nqd,hde,npe->hnpq", x, scores, x, optimize=True)
-            x = np.einsum("hnpq,hde,nqe->npd", weights, values, x, optimize=True)
-        matrix = x[:, 0, 0].reshape(grid, grid)
-        assert np.linalg.matrix_rank(matrix) == separation_rank(depth, width, heads).rank
-
-
 def test_a_full_grid_is_only_a_lower_bound():
     for grid, rank, saturated in ((16, 16, True), (19, 18, False)):
         found = separation_rank(2, 2, 1, 4, grid=grid)

@@ -94,11 +94,6 @@ def test_a_study_without_a_crossing_says_so(seeds, noise):
 
 
 @pytest.mark.slow
-def test_a_few_studies_of_a_wrong_form_claim_little_that_is_false():
-    assert measured("power law in L, depths 2 to 24", 25)["claims_false"] <= 3
-
-
-@pytest.mark.slow
 def test_intervals_of_the_fitted_form_are_covered_in_a_few_studies_too():
     """By the binomial 75 crossings of 95 % are below 87 % once in 240 measurements, 25 others below 80 % in 800."""
     found = measured("4 depths, 4 seeds, 0.5 %, steep, much shared", 25)

@@ -1,7 +1,6 @@
 """What must not change an answer, and tables that hold next to none."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -109,18 +108,3 @@ def test_a_poor_table_gets_an_answer_that_says_what_it_lacks(name, frame, tmp_pa
 def test_a_table_without_a_loss_is_refused_with_its_reasons(loss, frame):
     with pytest.raises(InputError, match="no usable row"):
         fit(RunTable.from_frame(frame.assign(loss=loss)))
-
-
-@pytest.mark.extended
-def test_a_million_rows_are_answered():
-    truth = replace(TRUTH, depths=(1, 2, 4, 6))
-    sizes = np.geomspace(1e3, 1e6, 400)
-    shapes = [(depth, 1, size) for depth in truth.depths for size in sizes]
-    frame = simulate(truth, shapes, 667, np.random.default_rng(0))
-    losses = np.concatenate([truth.loss(depth, sizes) for depth in truth.depths]).repeat(667)
-    noisy = losses * (1 + 0.02 * np.random.default_rng(1).standard_normal(len(losses)))
-    runs = RunTable.from_frame(frame.assign(params=frame["budget"], loss=noisy), count="table")
-    assert len(runs.used) > 1_000_000
-    found = fit(runs)
-    assert [item.status for item in found.crossings] == ["bracketed"] * 3
-    assert found.law.b_interval[0] < truth.b < found.law.b_interval[1]

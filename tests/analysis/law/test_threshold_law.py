@@ -74,17 +74,6 @@ def test_the_deviations_are_the_known_ones():
     assert LEVINE2020.width(95) == pytest.approx(30077, abs=1)
 
 
-@pytest.mark.parametrize(
-    ("model", "depth", "width"),
-    [("GPT-3 Small", 25.6, 638), ("GPT-3 Medium", 32.7, 945), ("GPT-3 Large", 38.2, 1287)],
-)
-def test_nominal_sizes_do_not_give_the_published_table(model, depth, width):
-    (row,) = recommend(LEVINE2020, [TABLE_1[model][0]])
-    assert row.depth_exact == pytest.approx(depth, abs=0.06)
-    assert row.width_exact == pytest.approx(width, abs=1)
-    assert abs(row.width_exact / TABLE_1[model][2][1] - 1) > 0.05
-
-
 def test_golden_values_of_the_published_law():
     assert LEVINE2020.width(70) == pytest.approx(7510.07, abs=0.005)
     for depth, params in ((70, 4.74e10), (80, 1.643e11), (95, 1.031e12), (96, 1.164e12)):
@@ -185,11 +174,6 @@ def test_a_region_that_reaches_falling_slopes_has_no_upper_end():
     # Below one standard error it does not.
     (row,) = recommend(law, [1e4], level=0.6)
     assert not row.unbounded
-
-
-def test_a_law_without_uncertainty_has_a_band_of_no_width():
-    (row,) = recommend(toy(0.1, ((0.0, 0.0), (0.0, 0.0))), [1e4])
-    assert row.depth_interval == (row.depth_exact, row.depth_exact)
 
 
 def test_the_solution_is_the_wright_omega_function():

@@ -1,6 +1,7 @@
 """Intervals of sizes and regions of laws; conversion between ln N, N and width."""
 
 import math
+from collections.abc import Callable, Sequence
 
 #: Two ends, low and high; None where an end is open.
 Interval = tuple[float | None, float | None]
@@ -16,6 +17,30 @@ def params_of(x: float) -> float | None:
 def params_interval(interval: tuple[float, float] | None) -> Interval | None:
     """Interval of N from one of ln N, whose open ends are infinite."""
     return None if interval is None else (params_of(interval[0]), params_of(interval[1]))
+
+
+def hull(intervals: Sequence[Interval]) -> Interval:
+    """The smallest interval that holds all; an end is None if that of one of them is, or there are none."""
+    lows, highs = [low for low, _ in intervals], [high for _, high in intervals]
+    return (
+        None if not lows or None in lows else min(low for low in lows if low is not None),
+        None if not highs or None in highs else max(high for high in highs if high is not None),
+    )
+
+
+def range_over(region: Region, best: tuple[float, float], of: Callable[[float, float], float]) -> Interval:
+    """The range of a function of (a, b) over the points of a region and the best law; an end is None without a limit.
+
+    An end has no limit if it is infinite or that of an open point.
+    """
+    values = [(of(a, b), is_open) for a, b, is_open in region] + [(of(*best), False)]
+    # Of two points with the same value the open one counts.
+    low, low_open = min(values, key=lambda item: (item[0], not item[1]))
+    high, high_open = max(values)
+    return (
+        None if low_open or not math.isfinite(low) else low,
+        None if high_open or not math.isfinite(high) else high,
+    )
 
 
 def between(shallow: float, deep: float) -> float:

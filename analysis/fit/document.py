@@ -88,17 +88,16 @@ class Fit:
         laws, refusal = (self.law, *self.alternatives), self.tokens.no_extrapolation
         return predict(laws, self.surfaces, self.crossings, params, refusal)
 
-    def near_optimal(self, params: float, depth: float | None, within: float = WITHIN) -> NearOptimal | None:
-        """What a depth loses at N = `params`, see `analysis.law.near_optimal`, by the first surface of the projection.
+    def near_optimal(self, found: Shape, depth: float | None, within: float = WITHIN) -> NearOptimal | None:
+        """What a depth loses at the N of `found`, see `analysis.law.near_optimal`, by the first surface of `found`.
 
-        None where the projection states no depth, or all surfaces are excluded from it: their losses then contradict
-        its depth.
+        `found` is that of `predict`. None where it states no depth, or all surfaces are excluded from it: their losses
+        then contradict its depth.
         """
-        found = self.predict(params)
         surface = next((item for form in found.laws for item in self.surfaces if item.form == form), None)
         if surface is None or found.depth_exact is None:
             return None
-        return near_optimal(surface, params, depth, f"{surface.form} surface of this study", within)
+        return near_optimal(surface, found.params, depth, f"{surface.form} surface of this study", within)
 
     def to_json(self) -> dict[str, Any]:
         """The fit file: strict JSON types, no NaN."""

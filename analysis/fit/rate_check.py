@@ -19,6 +19,7 @@ import pandas as pd
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.fit.crossing_shift import CrossingShift, PairedRuns, pair_runs, paired_shift
+from analysis.intervals import hull
 from analysis.law.crossings import Crossing, Crossings
 from analysis.numbers import counted, duration, listed
 from analysis.runs.comparison import Comparison
@@ -132,11 +133,8 @@ def widened(crossings: Sequence[Crossing], check: RateCheck | None) -> tuple[Cro
     for item in crossings:
         shift = shifts.get((item.shallow, item.deep))
         if shift and shift.changed_interval and item.params_interval:
-            (low, high), (left, right) = item.params_interval, shift.changed_interval
-            low = None if low is None or left is None else min(low, left)
-            high = None if high is None or right is None else max(high, right)
-            item = replace(item, params_interval=(low, high))
-            if item.status == "bracketed" and (low is None or high is None):
+            item = replace(item, params_interval=hull([item.params_interval, shift.changed_interval]))
+            if item.status == "bracketed" and None in (item.params_interval or ()):
                 item = replace(item, status="ambiguous", reason=OUTSIDE)
         found.append(item)
     return tuple(found)

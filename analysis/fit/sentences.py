@@ -157,7 +157,7 @@ def surface_sentence(fit: Fit) -> str:
         if found.depth is None:
             continue
         notes = [ends(found.depth_interval)]
-        if near := fit.near_optimal(10.0**power, found.depth_exact):
+        if near := fit.near_optimal(found, found.depth_exact):
             notes.append(f"{near.depths_text} within {WITHIN:g} nats")
         if outside:
             notes.append("outside the data")

@@ -13,6 +13,7 @@ and the misfit of each point. Both surfaces are fitted by generalised least squa
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -208,12 +209,14 @@ class SurfacePoints:
     covariance: Floats | None = None
     noise_dof: float = math.inf
 
-    def whitened(self, columns: Floats) -> Floats:
-        """`columns` (points, any) in coordinates in which the errors are independent and of unit size."""
+    @cached_property
+    def whitener(self) -> Floats:
+        """(points, points), which makes the errors independent and of unit size; the identity without a covariance."""
+        identity = np.eye(len(self.loss))
         if self.covariance is None:
-            return columns
+            return identity
         root = np.linalg.cholesky(self.covariance)
-        return np.asarray(solve_triangular(root, columns, lower=True, check_finite=False))
+        return np.asarray(solve_triangular(root, identity, lower=True, check_finite=False))
 
     def lacking(self, form: SurfaceForm) -> str | None:
         """Why the points cannot determine the surface."""
@@ -297,8 +300,8 @@ def _fit_additive(points: SurfacePoints) -> SurfaceFit:
     logs = np.column_stack([(points.x - np.log(12 * points.depth)) / 2, np.log(points.depth)])
     # Relative to the smallest width and depth every column lies in [0, 1], whatever the exponent.
     reference = logs.min(axis=0)
-    one, target = points.whitened(np.column_stack([np.ones(len(logs)), points.loss])).T
-    root = points.whitened(np.eye(len(logs)))
+    root = points.whitener
+    one, target = root.sum(axis=1), root @ points.loss
 
     def solve(exponents: Floats) -> tuple[Floats, float]:
         """Coefficients and the norm of the residuals."""
@@ -376,8 +379,7 @@ def _fit_response(points: SurfacePoints) -> SurfaceFit:
     """
     centre_x, centre_v = float(points.x.mean()), float(np.log(points.depth).mean())
     design = _quadratic(points.x - centre_x, np.log(points.depth) - centre_v)
-    both = points.whitened(np.column_stack([design, points.loss]))
-    whitened, target = both[:, :-1], both[:, -1]
+    whitened, target = points.whitener @ design, points.whitener @ points.loss
     norms = np.linalg.norm(whitened, axis=0)
     singular = np.linalg.svd(whitened / norms, compute_uv=False)
     if singular[-1] < COLLINEAR * singular[0]:

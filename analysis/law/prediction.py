@@ -19,7 +19,7 @@ A depth is stated only if every law that is not rejected has one, with a slope a
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from analysis.intervals import Interval
+from analysis.intervals import hull
 from analysis.law.crossings import Crossing
 from analysis.law.loss_surfaces import SurfaceFit, supported
 from analysis.law.shape import Law, Shape, check_size
@@ -69,7 +69,7 @@ def predict(
     decide: dict[str, Law] = {law.form: law for law in deciding} | by_form
     every: dict[str, Law] = {law.form: law for law in kept} | by_form
     depths = {form: _possible(law.best_depth(params), params) for form, law in decide.items()}
-    interval = _envelope([law.interval(params, level) for law in every.values()])
+    interval = hull([law.interval(params, level) for law in every.values()])
     agree_to: float | None = None
     reason = _no_extrapolation(deciding)
     if reason is None:
@@ -203,14 +203,6 @@ def _largest(kept: Sequence[ThresholdLaw], surfaces: Sequence[SurfaceFit]) -> fl
     of_laws = [law.params_range for law in kept]
     of_surfaces = [surface.params_range for surface in surfaces if not kept]
     return max((ends[1] for ends in of_laws + of_surfaces if ends), default=math.inf)
-
-
-def _envelope(intervals: Sequence[Interval]) -> Interval:
-    lows, highs = [low for low, _ in intervals], [high for _, high in intervals]
-    return (
-        None if not lows or None in lows else min(low for low in lows if low is not None),
-        None if not highs or None in highs else max(high for high in highs if high is not None),
-    )
 
 
 def _measured(laws: Sequence[ThresholdLaw], surfaces: Sequence[SurfaceFit], params: float) -> bool:

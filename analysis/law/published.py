@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
-from analysis.law.shape import Shape, Transition, check_size
+from analysis.law.shape import Shape, Transition, check_size, outside
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw
 
 Row = tuple[float, float, float, float]
@@ -74,7 +74,7 @@ class AdditiveLaw:
 
     def extrapolates(self, depth: float) -> bool:
         """Whether this depth lies outside the fitted ones by more than half a layer."""
-        return not self.depth_range[0] - 0.5 <= depth <= self.depth_range[1] + 0.5
+        return outside(self.depth_range, depth)
 
     def transition(self, depth: float, level: float = 0.95) -> Transition:
         """The size N at which this depth is the best: above it deeper models win, below it shallower ones.

@@ -167,3 +167,9 @@ def check_size(params: float) -> None:
     """InputError if N is no size."""
     if not 1 <= params < math.inf:
         raise InputError(f"The size is {params:g}; it must be a positive number of parameters, as 7e9.")
+
+
+def outside(fitted: tuple[float, float], depth: float) -> bool:
+    """Whether a depth lies outside a range by more than half a layer, or the range is not known (NaN)."""
+    # No comparison with NaN is true.
+    return not fitted[0] - 0.5 <= depth <= fitted[1] + 0.5

@@ -32,7 +32,7 @@ from scipy.stats import f as fisher
 from scipy.stats import t as student
 
 from analysis.curves.noise import Floats
-from analysis.intervals import Interval, Region
+from analysis.intervals import Region, range_over
 from analysis.law.crossings import Crossing, Crossings, Gap
 from analysis.law.threshold_law import LEVINE2020, SLOPE_VARIANCE, Form, ThresholdLaw
 
@@ -183,7 +183,11 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdLaw:
     start, errors = line.line(scaled)
     best, why = _optimum(likelihood, start, errors, scaled)
     region = _region(likelihood, best, errors, scaled, quantile)
-    a_interval, b_interval = _range(region, 0, best[0]), _range(region, 1, best[1])
+    law = (float(best[0]), float(best[1]))
+    a_interval, b_interval = (
+        range_over(region, law, lambda a, b: a),
+        range_over(region, law, lambda a, b: b),
+    )
     closed = None not in (*a_interval, *b_interval)
     if not free:
         a_interval = b_interval = (None, None)
@@ -203,8 +207,8 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdLaw:
         form=form,
         status="not_converged" if why else "ok" if closed and free else "open",
         level=level,
-        a=float(best[0]),
-        b=float(best[1]),
+        a=law[0],
+        b=law[1],
         covariance=((va, cab), (cba, vb)),
         a_interval=a_interval,
         b_interval=b_interval,
@@ -314,12 +318,3 @@ def _region(
         low, high = np.where(accepted, middle, low), np.where(accepted, high, middle)
     edge = best + low[:, None] * direction
     return tuple((a, b, cut) for (a, b), cut in zip(edge.tolist(), is_open.tolist(), strict=True))
-
-
-def _range(region: Region, which: int, best: float) -> Interval:
-    """Smallest and largest of a (0) or b (1) over the region; None if the search was cut off there."""
-    low = min(region, key=lambda point: point[which])
-    high = max(region, key=lambda point: point[which])
-    return None if low[2] else min(low[which], float(best)), None if high[2] else max(
-        high[which], float(best)
-    )

@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from analysis.errors import InputError
-from analysis.intervals import Interval, Region
-from analysis.law.shape import Shape, Transition, check_size
+from analysis.intervals import Interval, Region, range_over
+from analysis.law.shape import Shape, Transition, check_size, outside
 
 Form = Literal["log-linear", "power", "root"]
 Status = Literal["ok", "open", "not_converged", "insufficient"]
@@ -156,6 +156,10 @@ class ThresholdLaw:
     def loss(self, params: object, depth: object) -> None:
         """A law through crossings predicts no loss."""
 
+    def width_interval(self, depth: float) -> Interval:
+        """Smallest and largest `width` over the region; an end is None without a limit."""
+        return self._range(lambda a, b: _exp(a + b * depth), self.level)
+
     def width(self, depth: float) -> float:
         """The width at which a model of this depth is overtaken by the log-linear law, exp(a + b·L)."""
         return _exp((self.a or 0.0) + (self.b or 0.0) * depth)
@@ -199,8 +203,7 @@ class ThresholdLaw:
 
     def extrapolates(self, depth: float) -> bool:
         """Whether this depth lies outside the fitted ones by more than half a layer, or these are not known."""
-        # No comparison with NaN is true.
-        return not self.depth_range[0] - 0.5 <= depth <= self.depth_range[1] + 0.5
+        return outside(self.depth_range, depth)
 
     def boundary(self, level: float = 0.95) -> Region:
         """`region`, or if that is empty the ellipse of the covariance, by Student's t or normal."""
@@ -226,14 +229,7 @@ class ThresholdLaw:
         points = self.boundary(level)
         if not points or self.a is None or self.b is None:
             return None, None
-        values = [(of(a, b), is_open) for a, b, is_open in points] + [(of(self.a, self.b), False)]
-        # Of two points with the same value the open one counts.
-        low, low_open = min(values, key=lambda item: (item[0], not item[1]))
-        high, high_open = max(values)
-        return (
-            None if low_open or not math.isfinite(low) else low,
-            None if high_open or not math.isfinite(high) else high,
-        )
+        return range_over(points, (self.a, self.b), of)
 
 
 def _student4(level: float) -> float:

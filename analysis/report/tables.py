@@ -217,7 +217,7 @@ def extrapolation_table(runs: RunTable, fit: Fit) -> Table | None:
     rows = [replace(fit.predict(factor * largest), extrapolated=True) for factor in MULTIPLES]
     if all(row.depth is None and row.depth_interval == (None, None) for row in rows):
         return None
-    near = [fit.near_optimal(row.params, row.depth) for row in rows]
+    near = [fit.near_optimal(row, row.depth) for row in rows]
     more: dict[str, list[str | None]] = {}
     if known := next(filter(None, near), None):
         more = {

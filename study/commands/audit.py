@@ -86,7 +86,7 @@ def _law(name: str | None, fit_file: Path | None, within: float) -> tuple[_Best,
     def best(params: float) -> Shape:
         return shapes_by(result, fit_file, [params], within)[0]
 
-    return best, lambda params, depth: result.near_optimal(params, depth, within)
+    return best, lambda params, depth: result.near_optimal(result.predict(params), depth, within)
 
 
 def audit_view(audits: Sequence[Audit]) -> RenderableType:

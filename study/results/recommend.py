@@ -138,7 +138,7 @@ def shape_by(result: "Fit", params: float, within: float = WITHIN) -> Shape | No
         rule = "the best depth of the largest size measured, which had the lowest regret at held-out sizes"
         shape = _by_measured(result.best[-1], found, rule, within)
         return replace(shape, depth_interval=found.depth_interval, level=found.level, extrapolated=True)
-    found = replace(found, near_optimal=result.near_optimal(params, found.depth_exact, within))
+    found = replace(found, near_optimal=result.near_optimal(found, found.depth_exact, within))
     if found.depth is not None and not far and not found.deeper_than_wide:
         return replace(found, law=": ".join(LAWS[found.laws[0]]))
     if found.depth_interval == (None, None):

@@ -65,15 +65,8 @@ def crossing_widths(fit: Fit) -> pd.DataFrame:
 def law_widths(law: ThresholdLaw, shallow: float, deep: float) -> pd.DataFrame:
     """depth, width by the law, low and high over its region (NaN where there is no limit)."""
     depth = np.linspace(shallow, deep, LINE)
-    points = [*law.boundary(law.level), (law.a or 0.0, law.b or 0.0, False)]
-    values = np.vstack([np.exp(a + b * depth) for a, b, _ in points])
-    cut = np.array([is_open for _, _, is_open in points])[:, None]
-    table = {"depth": depth, "width": [law.width(value) for value in depth]}
-    for name, end in (("low", values.min(axis=0)), ("high", values.max(axis=0))):
-        # An end is open if it is attained where the search of the region was cut off.
-        is_open = ((values == end) & cut).any(axis=0) | ~np.isfinite(end)
-        table[name] = np.where(is_open, np.nan, end)
-    return pd.DataFrame(table)
+    rows = [(value, law.width(value), *law.width_interval(value)) for value in depth.tolist()]
+    return pd.DataFrame(rows, columns=["depth", "width", "low", "high"], dtype=float)
 
 
 def draw_transition(points: pd.DataFrame, line: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:

@@ -19,6 +19,12 @@ def params_interval(interval: tuple[float, float] | None) -> Interval | None:
     return None if interval is None else (params_of(interval[0]), params_of(interval[1]))
 
 
+def ends_of(interval: Interval | None) -> tuple[float, float]:
+    """Both ends as numbers: an open one is infinite, as both are without an interval."""
+    low, high = interval or (None, None)
+    return -math.inf if low is None else low, math.inf if high is None else high
+
+
 def hull(intervals: Sequence[Interval]) -> Interval:
     """The smallest interval that holds all; an end is None if that of one of them is, or there are none."""
     lows, highs = [low for low, _ in intervals], [high for _, high in intervals]

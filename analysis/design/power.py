@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.design.simulated_study import Shape, Truth, draw_curves, simulate_matched
 from analysis.fit.study import Estimates, estimates_of
-from analysis.intervals import Interval, width_of
+from analysis.intervals import Interval, ends_of, width_of
 from analysis.law.crossings import Crossing
 from analysis.law.threshold import fit_threshold
 from analysis.law.threshold_law import ThresholdLaw
@@ -128,7 +128,7 @@ def simulate_power(
     projected = [study.predict(ahead) for study in simulated]
     widths = [_b_width(law) for law in laws]
     bands = [
-        _ends(item.depth_interval) for law, item in zip(laws, projected, strict=True) if law.a is not None
+        ends_of(item.depth_interval) for law, item in zip(laws, projected, strict=True) if law.a is not None
     ]
     lows, highs = zip(*bands, strict=True) if bands else ((), ())
     pairs = zip(truth.depths, zip(*(study.crossings.items for study in simulated), strict=True), strict=False)
@@ -188,7 +188,7 @@ def _simulated(truth: Truth, shapes: Sequence[Shape], seeds: int, key: tuple[int
 
 def _pair(truth: Truth, found: Sequence[Crossing], true: Sequence[float]) -> PairPower:
     shallow, params = found[0].shallow, truth.crossing(found[0].shallow)
-    intervals = [_ends(item.params_interval) for item in found]
+    intervals = [ends_of(item.params_interval) for item in found]
     ratios = [high / low for low, high in intervals if math.isfinite(high - low)]
     return PairPower(
         shallow=shallow,
@@ -202,20 +202,14 @@ def _pair(truth: Truth, found: Sequence[Crossing], true: Sequence[float]) -> Pai
     )
 
 
-def _ends(interval: Interval | None) -> tuple[float, float]:
-    """Both ends; an open one is infinite."""
-    low, high = interval or (None, None)
-    return -math.inf if low is None else low, math.inf if high is None else high
-
-
 def _b_width(law: ThresholdLaw) -> float:
-    low, high = _ends(law.b_interval)
+    low, high = ends_of(law.b_interval)
     return high - low
 
 
 def _coverage(intervals: Sequence[tuple[Interval | None, float]]) -> float | None:
     """Share of the intervals that hold their true value; None without an interval."""
-    both = [(_ends(interval), value) for interval, value in intervals if interval is not None]
+    both = [(ends_of(interval), value) for interval, value in intervals if interval is not None]
     return sum(low <= value <= high for (low, high), value in both) / len(both) if both else None
 
 

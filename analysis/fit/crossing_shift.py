@@ -25,7 +25,7 @@ from scipy.stats import t as student
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.fit.measures import Value
-from analysis.intervals import Interval, params_interval
+from analysis.intervals import Interval, ends_of, params_interval
 from analysis.law.crossings import Crossing, Crossings, Gap, inverted_test, roots
 from analysis.runs.table import RunTable
 
@@ -143,8 +143,8 @@ def shift_between(own: Crossing, other: Crossing) -> CrossingShift:
 
 def _log_ends(interval: Interval | None) -> tuple[float, float]:
     """Interval of ln N; infinite where open, and without an interval."""
-    low, high = interval or (None, None)
-    return -math.inf if low is None else math.log(low), math.inf if high is None else math.log(high)
+    low, high = ends_of(interval)
+    return (math.log(low) if low > 0 else -math.inf), math.log(high)
 
 
 def _bounds(low: float, high: float) -> Interval | None:

@@ -275,7 +275,11 @@ def _default_law(shapes: Sequence[Shape], depths: tuple[int, ...]) -> tuple[floa
 
 
 def _notes(plan: Plan, depths: int, assumptions: dict[str, Assumption]) -> list[str]:
-    notes = plan.search.power_notes()
+    notes = []
+    if not plan.search.is_grid:
+        notes.append(
+            f"The search ({plan.search.sampler}) chooses its own cells; the simulation trains all those listed."
+        )
     rates = len({planned.lr_factor for planned in plan.cells})
     if rates > 1:
         notes.append(

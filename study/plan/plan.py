@@ -9,11 +9,12 @@ from typing import Any
 
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
+from study.plan.choice import cell_count, check_limits, more_cells, trained_shares
 from study.plan.layouts import ClusterCapacity, gigabytes
 from study.plan.planner import Planner, make_planner
 from study.spec.devices import LINK_SHARE, Device, local_gpus
 from study.spec.frontier import FrontierShape, Miss, misses, shapes
-from study.spec.search import Sampler
+from study.spec.search import SearchSection
 from study.spec.study import StudySpec
 from trainables.cell import Precision, Recipe, Shape
 from trainables.data.kind import digest
@@ -50,8 +51,8 @@ class Plan:
     """Cells not in `cells` that a search may train or that were trained: shapes at other budgets and more seeds."""
 
     @property
-    def search(self) -> Sampler:
-        """The sampler that chooses among the cells."""
+    def search(self) -> SearchSection:
+        """The section that says which of the cells are trained."""
         return self.planner.spec.search
 
     @cached_property
@@ -85,7 +86,7 @@ class Plan:
     @cached_property
     def trained_shares(self) -> Mapping[float, float]:
         """Expected share of each budget's cells that are trained, at most."""
-        return self.search.trained_shares(self)
+        return trained_shares(self)
 
     def expected(self, attribute: str) -> float:
         """Sum an attribute over the cells, weighted by the share that is trained."""
@@ -94,7 +95,7 @@ class Plan:
     @cached_property
     def cell_count(self) -> int:
         """Number of cells that are trained, at most."""
-        return self.search.cell_count(self)
+        return cell_count(self)
 
     @property
     def tokens(self) -> float:
@@ -151,8 +152,7 @@ class Plan:
             "vocabulary": self.vocabulary,
             "entropy": self.entropy,
             "epochs": self.planner.epochs,
-            "sampler": self.search.sampler,
-            **self.search.plan_json(),
+            "search": self.search.model_dump(mode="json"),
             "totals": {
                 "cells": self.cell_count,
                 "candidate_cells": len(self.pool),
@@ -197,7 +197,7 @@ def make_plan(
     device, recipe = planner.layouts.device, planner.recipe
     listed = shapes(spec.frontier)
     cells = tuple(planned for found in listed for planned in planner.cells(found, spec.training.seed_values))
-    more, refused = spec.search.more_cells(planner, listed)
+    more, refused = more_cells(planner, listed)
     missed = tuple(misses(spec.frontier))
     if not to_read:
         _check(spec, (*cells, *more))
@@ -230,7 +230,7 @@ def make_plan(
 
 def _check(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
     """Check DeepSpeed's options at every ZeRO stage, diagnostics in every layout, and the limits of the search."""
-    spec.search.check_cells(cells)
+    check_limits(spec.search, cells)
     try:
         for zero in dict.fromkeys(planned.layout.zero for planned in cells):
             if spec.recipe.deepspeed:

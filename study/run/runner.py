@@ -24,6 +24,7 @@ from study.run.trial import TrialSettings
 from study.run.tuner import run_cells
 from study.search import Source, make_search
 from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
+from study.search.source import DATABASE
 from study.spec.devices import DEVICES
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_recorded
@@ -127,7 +128,8 @@ class _Run:
         self.recorder = Recorder(self.plan, rows, self.mirror, paths)
         self.recorder.unfinished.resume(done)
         unfinished = unfinished_cells(self.plan, rows, self.recorder.unfinished, paths.checkpoints)
-        self.search = make_search(spec, self.plan, outcomes(rows), unfinished)
+        database = paths.folder / DATABASE
+        self.search = make_search(spec, self.plan, outcomes(rows), unfinished, database=database)
         self.recorder.search = self.search
 
     def _warn(self, text: str) -> None:
@@ -148,6 +150,7 @@ class _Run:
         except KeyboardInterrupt:
             finished, status = False, "KILLED"
         finally:
+            self.search.close()
             self.mirror.close()
             self.mirror.finish(status, paths.outputs)
             copy = copy_results(paths, paths.outputs, self.console) if paths.is_shared else None

@@ -17,6 +17,7 @@ from study.plan.plan import Plan
 from study.plan.table import short
 from study.search.source import Keys, Known, Search, SearchEnd, SearchState
 from study.search.stopping_rule import StoppingRule, objective_of
+from study.spec.search import CrossingSection
 from study.spec.study import StudySpec
 
 #: How many of the next cells are shown.
@@ -55,22 +56,19 @@ class CrossingSearch(Search):
         known: Known,
         begun: Keys = (),
         workers: int = 1,
-        max_cells: int | None = None,
-        max_flops: float | None = None,
     ) -> None:
         """Resume from known results.
 
         Args:
             plan: the cells to choose from.
-            spec: the study, for what is estimated and how precisely.
+            spec: the study, whose section `search` has the objective and the limits.
             known: outcomes of ended cells.
             begun: keys of cells without an outcome, which come first.
             workers: how many cells run at once.
-            max_cells: how many cells are begun at most.
-            max_flops: training FLOPs of all cells at most.
         """
-        self.total = plan.cell_count
-        self._workers, self._max_cells, self._max_flops = workers, max_cells, max_flops
+        assert isinstance(spec.search, CrossingSection)
+        self.total, self._workers = plan.cell_count, workers
+        self._max_cells, self._max_flops = spec.search.max_cells, spec.search.max_flops
         self._objective = objective_of(spec)
         self._rule = StoppingRule(self._objective, spec.search.wanted_halfwidth)
         # Sensitivity runs and cells of other studies are not the search's.

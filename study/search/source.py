@@ -3,10 +3,12 @@
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan
+from study.spec.search import CrossingSection, OptunaSection
 from study.spec.study import StudySpec
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from analysis.design.objective import Estimate
 
 
+#: The file of the Optuna studies in the folder of a study.
+DATABASE = "optuna.db"
 #: Outcomes of ended cells by cell key, in the order in which they ended.
 Known = Mapping[str, Outcome]
 #: Keys of cells that were begun and have no outcome (failed or cut off), in the order in which they began.
@@ -41,7 +45,7 @@ class Source(Protocol):
 class SearchEnd:
     """The limit that ended a search, and a sentence about it."""
 
-    limit: Literal["stop_when", "max_flops", "max_cells", "options"]
+    limit: Literal["halfwidth", "max_flops", "max_cells", "options"]
     words: str
 
 
@@ -76,6 +80,30 @@ class Search(Source):
         """Return the state now; None for a search that estimates nothing."""
         return None
 
+    def close(self) -> None:
+        """End what is open when no further cell will be taken in this run."""
+
+
+class GridSearch(Search):
+    """The cells of a plan that have no outcome."""
+
+    def __init__(self, plan: Plan, known: Known) -> None:
+        """Begin with all of them."""
+        self.total = len(plan.cells)
+        self._waiting = [planned for planned in seed_by_seed(plan) if planned.cell.key not in known]
+
+    @property
+    def done(self) -> bool:
+        """Whether every cell has ended or is running."""
+        return not self._waiting
+
+    def take(self) -> PlannedCell | None:
+        """Return the next cell to run; None if there is none."""
+        return self._waiting.pop(0) if self._waiting else None
+
+    def tell(self, key: str, outcome: Outcome) -> None:
+        """Do nothing: a grid does not depend on outcomes."""
+
 
 def seed_by_seed(plan: Plan) -> list[PlannedCell]:
     """Return the cells of a plan in the order of a grid.
@@ -89,7 +117,12 @@ def seed_by_seed(plan: Plan) -> list[PlannedCell]:
 
 
 def make_search(
-    spec: StudySpec, plan: Plan, known: Known, begun: Keys = (), workers: int | None = None
+    spec: StudySpec,
+    plan: Plan,
+    known: Known,
+    begun: Keys = (),
+    workers: int | None = None,
+    database: Path | None = None,
 ) -> Search:
     """Return the search of a study, resumed from its results.
 
@@ -99,6 +132,22 @@ def make_search(
         known: outcomes of ended cells.
         begun: keys of cells without an outcome, which come first.
         workers: how many cells run at once; by default the plan's slots.
+        database: SQLite file of the Optuna studies; without it they are kept in memory, by `grid` and `crossing` not
+            at all.
     """
-    search: Search = spec.search.make_search(plan, spec, known, begun, workers or plan.slots)
-    return search
+    section = spec.search
+    if isinstance(section, OptunaSection):
+        from study.search.optuna_search import OptunaSearch, OptunaStudies
+
+        return OptunaSearch(plan, section, known, begun, OptunaStudies(plan, known, begun, database, section))
+    if isinstance(section, CrossingSection):
+        from study.search.crossing_search import CrossingSearch
+
+        search: Search = CrossingSearch(plan, spec, known, begun, workers or plan.slots)
+    else:
+        search = GridSearch(plan, known)
+    if database is None:
+        return search
+    from study.search.optuna_search import OptunaStudies, Recorded
+
+    return Recorded(search, OptunaStudies(plan, known, begun, database))

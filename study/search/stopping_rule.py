@@ -7,6 +7,7 @@ import pandas as pd
 from analysis.design.objective import CHECKS, Estimate, Objective, estimate, reached
 from analysis.design.power import AHEAD
 from study.search.source import SearchEnd
+from study.spec.search import CrossingSection
 from study.spec.study import StudySpec
 
 #: Estimates are made each time this share of the ended cells has ended in addition: an estimate costs more the more
@@ -19,7 +20,7 @@ def objective_of(spec: StudySpec) -> Objective:
     name = spec.search.objective_name
     if name != "depth":
         return Objective(name)
-    wanted = getattr(spec.search, "target_params", None)
+    wanted = spec.search.target_params if isinstance(spec.search, CrossingSection) else None
     return Objective("depth", wanted or AHEAD * max(spec.frontier.budget_values))
 
 
@@ -72,7 +73,7 @@ class StoppingRule:
             if reached(judged, self.halfwidth):
                 wanted = f"±{100 * self.halfwidth:g} % was asked for"
                 return SearchEnd(
-                    "stop_when", f"{judged[-1].words} The search ends after {count} cells: {wanted}."
+                    "halfwidth", f"{judged[-1].words} The search ends after {count} cells: {wanted}."
                 )
             self._judged += 1
         return None

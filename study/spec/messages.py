@@ -6,7 +6,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from study.spec.search import Sampler, samplers
+from study.spec.search import SECTIONS
 from trainables.data.kind import KINDS, DataKind, TextData
 from trainables.errors import did_you_mean, near_misses, shortened
 
@@ -69,6 +69,9 @@ def _place(
     parts: list[str] = []
     holders = [model]
     for index, part in enumerate(details["loc"]):
+        if part in SECTIONS and here is not named and SECTIONS[part] in holders:
+            named, holders = here, [SECTIONS[part]]
+            continue
         if isinstance(here, Mapping) and here is not named and part in (here.get("kind"), here.get("rule")):
             # The name of a member, which may also be a key: the task `hops` has a key `hops`.
             named = here
@@ -127,9 +130,7 @@ def _keys(models: Sequence[type[BaseModel]]) -> list[str]:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """Return all models an annotation mentions; for the base class of samplers or data kinds all of them."""
-    if annotation is Sampler:
-        return list(samplers().values())
+    """Return all models an annotation mentions; for the base class of data kinds all of them."""
     if annotation in (DataKind, TextData):
         return list(KINDS.values())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

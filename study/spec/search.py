@@ -1,50 +1,36 @@
-"""The sections `search` and `sensitivity`. Each sampler is one subclass of `Sampler`, registered by `register`."""
+"""The sections `search` and `sensitivity`: which cells of the frontier are trained, and in which order."""
 
-import importlib
-import math
-import pkgutil
-from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, model_validator
-from pydantic_core import InitErrorDetails
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from study.spec.frontier import shapes
-from study.spec.section import Section, Seed, refuse_repeats
+from study.spec.frontier import FrontierSection
+from study.spec.section import Budget, Section, Seed, refuse_repeats
+from study.spec.training import TableRate, TrainingSection
 
-#: The quantities that a search can estimate.
+#: The quantities that the sampler `crossing` can estimate.
 ObjectiveName = Literal["depth", "b", "crossings"]
-#: The package whose modules register the built-in samplers. It is above this one, so it is named by a string.
-BUILT_IN = "study.search.samplers"
+#: Samplers by short names: ours for this question, and Optuna's.
+OPTUNA_NAMES = ("frontier", "tpe", "gp", "random")
+#: Seeds per shape that the sampler `crossing` may train, unless `search.max_seeds` sets another number.
+MOST_SEEDS = 8
+#: Fewest depths whose crossings give an interval of the slope and of a projected depth: two crossings do not.
+LEAST_DEPTHS = 4
+_ESTIMATED = {"depth": "the projected depth", "b": "the slope b", "crossings": "every crossing"}
 
-REGISTRY: dict[str, "type[Sampler]"] = {}
-"""Samplers by name; `samplers` adds the built-in ones."""
 
-
-class Sampler(Section):
-    """The choice of cells to train, their order, and the multiples of the rule's learning rate.
-
-    A subclass is one sampler: its keys of the section `search`, their checks, its text in the plan, and its search.
-    It has a default for `sampler`, its name. The defaults are those of a sampler that trains every cell. A plan is a
-    `study.plan.Plan`, a spec a `StudySpec`.
-    """
+class SearchBase(Section):
+    """What the sections of all samplers have in common."""
 
     is_grid: ClassVar[bool] = False
     """Whether every cell is trained, so that there is nothing to search."""
     chooses_cells: ClassVar[bool] = False
     """Whether single cells are chosen, also of shapes and seeds that the spec does not list."""
 
-    replaces: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """The keys of the spec that an override of a key of this section removes."""
-
-    sampler: str = Field(
-        description="grid: all depths x lr_factors; tpe, gp: Optuna picks `candidates` of them per budget; crossing: "
-        "the cells with the most information about the crossings per FLOP"
-    )
     lr_factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        default=(1.0,), description="multipliers on the rule's learning rate"
+        default=(1.0,), description="multiples of the rule's learning rate, each for every shape"
     )
-    seed: Seed = Field(default=0, description="of the sampler")
 
     @model_validator(mode="before")
     @classmethod
@@ -52,12 +38,12 @@ class Sampler(Section):
         if not isinstance(values, Mapping):
             return values
         foreign = [key for key in values if key not in cls.model_fields]
-        for name, other in samplers().items():
+        for tag, other in SECTIONS.items():
             if keys := [f"`{key}`" for key in foreign if key in other.model_fields]:
+                name = OPTUNA_NAMES[0] if tag == "optuna" else tag
                 raise ValueError(
                     f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} for the sampler `{name}`, and the sampler "
-                    f"is `{cls.model_fields['sampler'].default}`; take {', '.join(keys)} out, or choose `sampler: "
-                    f"{name}`"
+                    f"is `{values.get('sampler', 'grid')}`; take {', '.join(keys)} out, or choose `sampler: {name}`"
                 )
         return values
 
@@ -68,93 +54,171 @@ class Sampler(Section):
         refuse_repeats("lr_factors", self.lr_factors)
         return self
 
-    def check(self, spec: Any) -> None:
-        """Raise a `ValueError` if the sampler cannot search this study."""
-
-    def shapes_and_seeds(self, spec: Any) -> tuple[int, int]:
-        """Return the numbers of shapes and of seeds that the plan lists or the search may add."""
-        return len(shapes(spec.frontier)), len(spec.training.seed_values)
-
     @property
     def objective_name(self) -> ObjectiveName:
-        """The quantity that the search estimates."""
+        """The quantity that is estimated from the rows."""
         return "depth"
 
     @property
     def wanted_halfwidth(self) -> float | None:
-        """Relative half-width of the interval at which the search ends; None if it does not end by one."""
+        """Half-width of the interval at which the search ends; None if it does not end by one."""
         return None
 
-    def more_cells(self, planner: Any, listed: Any) -> tuple[list[Any], list[str]]:
-        """Return cells the search may train besides those of the `listed` shapes, and notes on shapes it cannot add."""
-        return [], []
 
-    def check_cells(self, cells: Collection[Any]) -> None:
-        """Raise a `SpecError` if the limits of the search allow none of the planned cells."""
+class GridSection(SearchBase):
+    """All depths at all budgets, with all seeds and learning rates."""
 
-    def plan_json(self) -> dict[str, Any]:
-        """The limits of the search, as keys of the plan's JSON."""
-        return {"candidates": None, "stop_when": None, "max_flops": None, "max_cells": None}
+    is_grid = True
 
-    def trained_shares(self, plan: Any) -> dict[float, float]:
-        """Return the expected share of each budget's cells that is trained."""
-        return dict.fromkeys((planned.budget for planned in plan.cells), 1.0)
-
-    def cell_count(self, plan: Any) -> int:
-        """Return how many cells are trained, at most."""
-        return round(math.fsum(plan.trained_shares[planned.budget] for planned in plan.cells))
-
-    def plan_notes(self, plan: Any) -> list[str]:
-        """Return the lines below the table of the plan that describe the search."""
-        return []
-
-    def power_notes(self) -> list[str]:
-        """Return how a simulated study of all listed cells differs from this search."""
-        return []
-
-    def make_search(self, plan: Any, spec: Any, known: Any, begun: Any, workers: int) -> Any:
-        """Return the `study.search.Search` of a plan; `study.search.make_search` describes the arguments."""
-        raise NotImplementedError
+    sampler: Literal["grid"] = "grid"
 
 
-AnySampler = TypeVar("AnySampler", bound=Sampler)
+class OptunaSection(SearchBase):
+    """Some candidates of each budget, chosen by a sampler of Optuna; a candidate is a depth and a learning rate."""
+
+    sampler: str = Field(
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
+        description=f"{', '.join(OPTUNA_NAMES)}, or the import path of a sampler, as optuna.samplers.CmaEsSampler",
+    )
+    candidates: int = Field(
+        ge=1, description="how many candidates of each budget are trained, each with every seed"
+    )
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the sampler's class"
+    )
+    seed: Seed = Field(default=0, description="of the sampler")
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if "." not in self.sampler and self.sampler not in OPTUNA_NAMES:
+            raise ValueError(
+                f"`sampler` is {self.sampler}; choose grid, crossing, {', '.join(OPTUNA_NAMES)}, or the import path of "
+                "a sampler of Optuna, as optuna.samplers.CmaEsSampler"
+            )
+        if self.sampler == "frontier" and len(self.lr_factors) > 1:
+            raise ValueError(
+                f"the sampler `frontier` compares depths at one learning rate, and `lr_factors` has "
+                f"{len(self.lr_factors)}; keep one, or choose `tpe` or `gp`"
+            )
+        return self
 
 
-def register(sampler: type[AnySampler]) -> type[AnySampler]:
-    """Make a sampler known by its name; a class decorator."""
-    REGISTRY[str(sampler.model_fields["sampler"].default)] = sampler
-    return sampler
+class CrossingSection(SearchBase):
+    """Single cells that say most about the objective per FLOP, until a limit is reached."""
 
+    chooses_cells = True
 
-def samplers() -> Mapping[str, type[Sampler]]:
-    """Return all samplers by name, the built-in ones and those that were registered."""
-    package = importlib.import_module(BUILT_IN)
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{BUILT_IN}.{module.name}")
-    return REGISTRY
+    sampler: Literal["crossing"]
+    objective: ObjectiveName = Field(
+        default="crossings",
+        description="what is estimated: all crossings, the best depth projected at `target_params`, or the slope b",
+    )
+    target_params: Budget | None = Field(
+        default=None,
+        description="for the objective depth: the N projected at; default: ten times the largest budget",
+    )
+    halfwidth: float | None = Field(
+        default=None,
+        gt=0,
+        le=10,
+        description="ends the search: half the 95 % interval of the objective, relative to it; for crossings in ln N",
+    )
+    max_flops: float | None = Field(
+        default=None, gt=0, description="training FLOPs of all its cells, sensitivity runs not counted"
+    )
+    max_cells: int | None = Field(default=None, ge=1, description="how many cells at most")
+    max_seeds: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="seeds per shape at most, those of `training.seeds` first; by default 8, or as many as these are",
+    )
+    new_budgets: Literal["between", "none"] = Field(
+        default="between", description="whether shapes at budgets between those given may be added"
+    )
 
+    @property
+    def objective_name(self) -> ObjectiveName:
+        """The quantity that is estimated from the rows."""
+        return self.objective
 
-def parse_search(value: Any) -> Sampler:
-    """Check a section `search` by the rules of the sampler it names; `grid` if it names none.
+    @property
+    def wanted_halfwidth(self) -> float | None:
+        """Half-width of the interval at which the search ends; None if it does not end by one."""
+        return self.halfwidth
 
-    Raises:
-        ValidationError: there is no such sampler, or its keys are wrong.
-    """
-    if isinstance(value, Sampler):
-        return value
-    name = value.get("sampler", "grid") if isinstance(value, Mapping) else "grid"
-    found = samplers().get(name) if isinstance(name, str) else None
-    if found is None:
-        expected = ", ".join(f"'{other}'" for other in samplers())
-        mistake = InitErrorDetails(
-            type="literal_error", loc=("sampler",), input=name, ctx={"expected": expected}
+    @property
+    def goal_words(self) -> str | None:
+        """The half-width as part of a sentence."""
+        return (
+            f"{_ESTIMATED[self.objective]} is known to ±{100 * self.halfwidth:g} %"
+            if self.halfwidth
+            else None
         )
-        raise ValidationError.from_exception_data("search", [mistake])
-    return found.model_validate(value)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(self.lr_factors) > 1:
+            raise ValueError(
+                f"the sampler `crossing` trains at one learning rate, and `lr_factors` has {len(self.lr_factors)}; "
+                "keep one, or set `sampler: grid`; `sensitivity` shows whether the rate moves a crossing"
+            )
+        if self.halfwidth is None and self.max_flops is None and self.max_cells is None:
+            raise ValueError(
+                "the sampler `crossing` needs an end, at least one of `halfwidth`, `max_flops` and `max_cells`, such as "
+                "`halfwidth: 0.3`"
+            )
+        if self.target_params is not None and self.objective != "depth":
+            raise ValueError(
+                f"`target_params` is for the objective depth, and the objective is {self.objective}; take it out"
+            )
+        return self
+
+    def most_seeds(self, training: TrainingSection) -> int:
+        """Return how many seeds of a shape may be trained."""
+        return max(len(training.seed_values), self.max_seeds or MOST_SEEDS)
+
+    def check(self, frontier: FrontierSection, training: TrainingSection) -> None:
+        """Raise a `ValueError` if the depths, seeds or rates of the study do not allow the search."""
+        depths, seeds = frontier.depth_values, training.seed_values
+        least = 2 if self.objective == "crossings" else 3
+        if len(depths) < least:
+            raise ValueError(
+                f"`search.objective` is {self.objective}, which needs {least} depths or more, and `frontier.depths` "
+                f"has {len(depths)}; add depths"
+                + (", or set `search.objective: crossings`" if len(depths) == 2 else "")
+            )
+        if self.max_seeds is not None and self.max_seeds < len(seeds):
+            raise ValueError(
+                f"`search.max_seeds` is {self.max_seeds}, fewer than the {len(seeds)} of `training.seeds`; raise the "
+                "one or lower the other"
+            )
+        if isinstance(training.lr, TableRate) and self.new_budgets != "none":
+            raise ValueError(
+                "`training.lr` is a table of the frontier's shapes, which has no rate for shapes the search may add; "
+                "set `search.new_budgets: none`, or use `rule: width`"
+            )
 
 
-#: The section of any sampler.
-SearchSection = Annotated[SerializeAsAny[Sampler], WrapValidator(lambda value, _: parse_search(value))]
+SECTIONS: dict[str, type[SearchBase]] = {
+    "grid": GridSection,
+    "optuna": OptunaSection,
+    "crossing": CrossingSection,
+}
+
+
+def search_tag(value: Any) -> str:
+    """Return the key in `SECTIONS` of a section, given as a mapping or an object."""
+    name = value.get("sampler", "grid") if isinstance(value, Mapping) else getattr(value, "sampler", "grid")
+    return name if name in ("grid", "crossing") else "optuna"
+
+
+SearchSection = Annotated[
+    Annotated[GridSection, Tag("grid")]
+    | Annotated[OptunaSection, Tag("optuna")]
+    | Annotated[CrossingSection, Tag("crossing")],
+    Discriminator(search_tag),
+]
 
 
 class SensitivitySection(Section):

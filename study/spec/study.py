@@ -15,10 +15,10 @@ from pydantic import Field, ValidationError, model_validator
 from study.errors import SpecError
 from study.spec import yaml_file
 from study.spec.devices import DEVICES
-from study.spec.frontier import FrontierSection, shapes
+from study.spec.frontier import FrontierSection, added_shapes, shapes
 from study.spec.messages import explain
 from study.spec.resources import ResourcesSection, TrackingSection
-from study.spec.search import SearchSection, SensitivitySection, parse_search
+from study.spec.search import CrossingSection, GridSection, SearchSection, SensitivitySection
 from study.spec.section import Section, refuse_repeats
 from study.spec.training import TableRate, TrainingSection
 from trainables.cell import Precision, Recipe
@@ -53,7 +53,7 @@ class StudySpec(Section):
     data: DataSpec
     frontier: FrontierSection
     training: TrainingSection
-    search: SearchSection = Field(default_factory=lambda: parse_search({}))
+    search: SearchSection = Field(default_factory=GridSection)
     sensitivity: SensitivitySection | None = Field(
         default=None, description="other learning rates at the crossings; by default none"
     )
@@ -123,7 +123,8 @@ class StudySpec(Section):
         if isinstance(self.training.lr, TableRate):
             for found in shapes(self.frontier):
                 self.training.lr.rate(found.shape)
-        self.search.check(self)
+        if isinstance(self.search, CrossingSection):
+            self.search.check(self.frontier, self.training)
         specs = [self] if self.vary is None else [member.spec for member in members(self)]
         count = sum(spec.cell_bound for spec in specs)
         self.frontier.check_size(count, "cells (shapes x `lr_factors` x seeds, in all studies of a series)")
@@ -132,7 +133,11 @@ class StudySpec(Section):
     @property
     def cell_bound(self) -> int:
         """Number of cells that the plan lists or the search may add."""
-        shape_count, seed_count = self.search.shapes_and_seeds(self)
+        shape_count, seed_count = len(shapes(self.frontier)), len(self.training.seed_values)
+        if isinstance(self.search, CrossingSection):
+            seed_count = self.search.most_seeds(self.training)
+            if self.search.new_budgets != "none":
+                shape_count += len(added_shapes(self.frontier))
         return shape_count * seed_count * len(self.search.lr_factors)
 
 

@@ -14,7 +14,7 @@ import yaml
 from study.errors import SpecError
 from study.spec.bounded_yaml import MOST_CHARACTERS, MOST_DIGITS, MOST_LEVELS, SpecLoader, yaml_problem
 from study.spec.messages import show
-from study.spec.search import samplers
+from study.spec.search import SECTIONS, search_tag
 from trainables.data.kind import KINDS
 from trainables.errors import did_you_mean, shortened
 
@@ -108,12 +108,9 @@ def changed(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
     result: dict[str, Any] = copy.deepcopy(dict(raw))
     _follow_data(result, changes)
     _follow_names(result, changes)
-    replaces = dict(_REPLACES)
-    for sampler in samplers().values():
-        replaces.update({f"search.{key}": gone for key, gone in sampler.replaces.items()})
     for key, value in changes.items():
         if value is not None:
-            _drop(result, replaces.get(key, ()), changes)
+            _drop(result, _REPLACES.get(key, ()), changes)
     if changes.get("data.tokenizer") == "bytes":
         _drop(result, ["data.vocabulary"], changes)
     for key, value in changes.items():
@@ -200,9 +197,9 @@ def _follow_names(result: dict[str, Any], changes: Mapping[str, Any]) -> None:
     if isinstance(lr, dict) and rule not in (None, lr.get("rule")):
         lr.clear()
     search, name = result.get("search"), changes.get("search.sampler")
-    new = samplers().get(name) if isinstance(name, str) else None
-    if isinstance(search, dict) and new:
-        result["search"] = {key: value for key, value in search.items() if key in new.model_fields}
+    if isinstance(search, dict) and name is not None:
+        kept = SECTIONS[search_tag({"sampler": name})].model_fields
+        result["search"] = {key: value for key, value in search.items() if key in kept}
 
 
 def _drop(result: dict[str, Any], keys: Iterable[str], changes: Mapping[str, Any]) -> None:

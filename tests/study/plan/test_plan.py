@@ -14,7 +14,7 @@ import study.plan.layouts
 import study.plan.planner
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
-from study.plan.table import duration, plan_table, short
+from study.plan.table import duration, plan_table, search_notes, short
 from study.spec.devices import DEVICES, usable_memory
 from study.spec.study import load_spec
 from tests.study.plan.test_layouts import assert_named
@@ -245,7 +245,7 @@ def test_a_search_lists_all_candidates_and_counts_those_it_tries() -> None:
     plan = plan_of(SMALL, *overrides)
     assert len(plan.cells) == 5 * 3 * 3 * 3
     assert plan.cell_count == 5 * 4 * 3
-    assert plan.to_json()["candidates"] == 4
+    assert plan.to_json()["search"]["candidates"] == 4
     full = plan_of(SMALL, overrides[0])
     assert plan.tokens == pytest.approx(full.tokens * 4 / 9)
     more = plan_of(SMALL, *overrides[:2], "search.candidates=100")
@@ -374,7 +374,7 @@ def test_thousands_of_cells_are_planned() -> None:
     assert len(document) > 1_000_000
 
 
-CROSSING = "search={sampler: crossing, max_cells: 20, stop_when: {projected_depth_halfwidth: 0.1}}"
+CROSSING = "search={sampler: crossing, max_cells: 20, objective: depth, halfwidth: 0.1}"
 
 
 def test_a_search_may_train_more_seeds_and_shapes_between_the_budgets() -> None:
@@ -396,19 +396,18 @@ def test_a_search_may_train_more_seeds_and_shapes_between_the_budgets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("depths", "key", "never"),
+    ("depths", "objective", "never"),
     [
-        ("[1, 2, 4]", "b_halfwidth", True),
-        ("[1, 2, 4]", "projected_depth_halfwidth", True),
-        ("[1, 2, 4]", "crossing_halfwidth", False),
-        ("[1, 2, 3, 4]", "b_halfwidth", False),
+        ("[1, 2, 4]", "b", True),
+        ("[1, 2, 4]", "depth", True),
+        ("[1, 2, 4]", "crossings", False),
+        ("[1, 2, 3, 4]", "b", False),
     ],
 )
-def test_a_target_that_two_crossings_cannot_reach_is_noted(depths: str, key: str, never: bool) -> None:
-    search = f"search={{sampler: crossing, max_cells: 20, stop_when: {{{key}: 0.1}}}}"
+def test_a_target_that_two_crossings_cannot_reach_is_noted(depths: str, objective: str, never: bool) -> None:
+    search = f"search={{sampler: crossing, max_cells: 20, objective: {objective}, halfwidth: 0.1}}"
     plan = plan_of(SMALL, f"frontier.depths={depths}", search)
-    notes = plan.search.plan_notes(plan)
-    assert any(f"search.stop_when.{key}" in note for note in notes) == never
+    assert any("`search.halfwidth` is never reached" in note for note in search_notes(plan)) == never
 
 
 def test_the_seeds_of_a_search_begin_with_those_of_the_spec() -> None:

@@ -15,7 +15,7 @@ from tests.study.search.test_crossing_search import loss_of
 from tests.study.small import SMALL
 from tests.study.tracking.test_ledger import hold
 
-CROSSING = "search={sampler: crossing, stop_when: {crossing_halfwidth: 0.01}, max_cells: 40}"
+CROSSING = "search={sampler: crossing, halfwidth: 0.01, max_cells: 40}"
 
 
 def write(folder, *overrides, cells):

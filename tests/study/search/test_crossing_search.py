@@ -13,7 +13,7 @@ from study.plan.plan import make_plan
 from study.run.recorder import Recorder
 from study.search import Outcome, make_search
 from study.search import crossing_search as crossing
-from study.search import stopping_rule as stop_when
+from study.search import stopping_rule
 from study.search.crossing_search import group_of
 from study.search.stopping_rule import checks
 from study.spec.study import load_spec
@@ -174,10 +174,10 @@ def test_the_flops_of_a_search_stay_within_their_limit():
 
 @pytest.mark.slow
 def test_a_certainty_ends_a_search_before_its_cells_do_and_ends_it_again():
-    spec, plan = study_of("stop_when: {crossing_halfwidth: 0.5}, max_cells: 150")
+    spec, plan = study_of("halfwidth: 0.5, max_cells: 150")
     search = make_search(spec, plan, {}, workers=2)
     given, ended, _ = drain(search, 2)
-    assert search.ending.limit == "stop_when"
+    assert search.ending.limit == "halfwidth"
     assert len(given) < 150
     assert "±50 % was asked for" in search.ending.words
     state = search.state()
@@ -300,9 +300,9 @@ def test_how_often_a_search_plans_follows_from_its_workers(workers, most, monkey
 
 
 def test_what_a_cell_costs_a_search_does_not_grow_with_the_cells(monkeypatch):
-    spec, plan = study_of("max_cells: 100, stop_when: {crossing_halfwidth: 1e-6}")
-    lines, judged = counted(monkeypatch, crossing, "row_of"), counted(monkeypatch, stop_when, "reached")
-    estimates = counted(monkeypatch, stop_when, "estimate")
+    spec, plan = study_of("max_cells: 100, halfwidth: 1e-6")
+    lines, judged = counted(monkeypatch, crossing, "row_of"), counted(monkeypatch, stopping_rule, "reached")
+    estimates = counted(monkeypatch, stopping_rule, "estimate")
     search = make_search(spec, plan, {}, workers=16)
     given, _, _ = drain(search, 16)
     search.state()

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from study.errors import SpecError
-from study.search.samplers.crossing import HALFWIDTHS
 from study.spec.frontier import shapes
 from study.spec.resources import MinWidth
 from study.spec.study import StudySpec, load_spec, parse_spec
@@ -50,7 +49,7 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_a_search_by_crossings_needs_the_depths_of_its_aim_and_rates_for_its_shapes() -> None:
-    search = "search={sampler: crossing, max_cells: 9}"
+    search = "search={sampler: crossing, max_cells: 9, objective: depth}"
     assert (
         "needs 3 depths or more, and `frontier.depths` has 2; add depths, or set `search.objective: crossings`"
         in (refusal(search, "frontier.depths=[1, 2]"))
@@ -62,20 +61,6 @@ def test_a_search_by_crossings_needs_the_depths_of_its_aim_and_rates_for_its_sha
     chosen = [search, "search.objective=crossings", "frontier.depths=[1, 2]", table]
     assert "no rate for shapes the search may add; set `search.new_budgets: none`" in refusal(*chosen)
     assert load_spec(SMALL, [*chosen, "search.new_budgets=none"]).search.new_budgets == "none"
-
-
-def test_the_aim_of_a_search_is_that_of_its_certainty() -> None:
-    stop_when = "search={sampler: crossing, stop_when: {crossing_halfwidth: 0.2}}"
-    search = load_spec(SMALL, [stop_when]).search
-    assert (search.objective_name, search.stop_when and search.stop_when.halfwidth) == ("crossings", 0.2)
-    assert load_spec(SMALL, ["search={sampler: crossing, max_cells: 9}"]).search.objective_name == "depth"
-
-
-def test_another_certainty_by_an_override_leaves_the_old_one_and_its_aim_behind() -> None:
-    for objective, key in HALFWIDTHS.items():
-        search = load_spec("quickstart-search", [f"search.stop_when.{key}=0.2"]).search
-        assert search.stop_when is not None
-        assert (search.objective_name, search.stop_when.halfwidth) == (objective, 0.2)
 
 
 def test_another_sampler_by_an_override_leaves_the_keys_of_the_old_one_behind(tmp_path: Path) -> None:
@@ -249,49 +234,35 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("frontier.widths={}", ["`widths` is empty"]),
         ("frontier.widths={2: [8, 8]}", ["`widths.2`", "8 more than once"]),
         ("search.sampler=tpe", ["`search.candidates` is missing"]),
-        ("search.sampler=random", ["`search.sampler`", "'random'", "grid, tpe, gp"]),
-        ("search.candidates=4", ["`candidates` is for the sampler `tpe`", "the sampler is `grid`"]),
+        ("search={sampler: best, candidates: 2}", ["`sampler` is best", "grid, crossing, frontier"]),
+        ("search.candidates=4", ["`candidates` is for the sampler `frontier`", "the sampler is `grid`"]),
         ("search.max_cells=9", ["`max_cells` is for the sampler `crossing`", "take `max_cells` out"]),
         (
-            "search={stop_when: {b_halfwidth: 0.1}, max_flops: 1e12}",
-            ["`stop_when`, `max_flops` are for the sampler `crossing`", "the sampler is `grid`"],
+            "search={halfwidth: 0.1, max_flops: 1e12}",
+            ["`halfwidth`, `max_flops` are for the sampler `crossing`", "the sampler is `grid`"],
         ),
         (
             "search.sampler=crossing",
-            ["needs an end, at least one of `stop_when`, `max_flops` and `max_cells`"],
+            ["needs an end, at least one of `halfwidth`, `max_flops` and `max_cells`"],
         ),
         ("search={sampler: crossing, max_cells: 9, candidates: 3}", ["`candidates` is for the sampler"]),
         (
             "search={sampler: crossing, max_cells: 9, lr_factors: [0.5, 1]}",
             ["trains at one learning rate, and `lr_factors` has 2", "`sampler: grid`"],
         ),
+        ("search={sampler: crossing, halfwidth: 0}", ["`search.halfwidth`", "greater than 0"]),
         (
-            "search={sampler: crossing, stop_when: {}}",
-            ["exactly one of projected_depth_halfwidth", "it has none"],
-        ),
-        (
-            "search={sampler: crossing, stop_when: {b_halfwidth: 0.1, crossing_halfwidth: 0.1}}",
-            ["it has b_halfwidth, crossing_halfwidth"],
-        ),
-        (
-            "search={sampler: crossing, stop_when: {b_halfwidth: 0}}",
-            ["`search.stop_when.b_halfwidth`", "greater than 0"],
-        ),
-        (
-            "search={sampler: crossing, stop_when: {depth: 0.1}}",
-            ["`search.stop_when.depth`", "projected_depth_halfwidth"],
-        ),
-        (
-            "search={sampler: crossing, stop_when: {b_halfwidth: 0.1}, objective: depth}",
-            ["`objective` is depth, but `stop_when` asks for b_halfwidth", "set `objective: b`"],
-        ),
-        (
-            "search={sampler: crossing, stop_when: {b_halfwidth: 0.1}, target_params: 1e6}",
+            "search={sampler: crossing, halfwidth: 0.1, objective: b, target_params: 1e6}",
             ["`target_params` is for the objective depth, and the objective is b"],
         ),
         (
+            "search={sampler: frontier, candidates: 2, lr_factors: [0.5, 1]}",
+            ["`frontier` compares depths at one learning rate"],
+        ),
+        ("search={sampler: crossing, halfwidth: 0.1, halfwidht: 1}", ["did you mean `halfwidth`?"]),
+        (
             "search={sampler: crossing, max_cells: 9, new_budgets: beyond}",
-            ["`search.new_budgets` is 'beyond'", "none, between"],
+            ["`search.new_budgets` is 'beyond'", "between, none"],
         ),
         (
             "frontier.budgets={min: 9e3, max: 2e3, points: 3}",

@@ -1,0 +1,69 @@
+"""What the section `search` does to a plan: the cells it may add, and how many of them are trained."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from study.errors import SpecError
+from study.plan.cells import PlannedCell
+from study.plan.planner import Planner
+from study.spec.frontier import FrontierShape, added_shapes
+from study.spec.search import CrossingSection, OptunaSection, SearchBase
+
+if TYPE_CHECKING:
+    from study.plan.plan import Plan
+
+
+def more_cells(planner: Planner, listed: Sequence[FrontierShape]) -> tuple[list[PlannedCell], list[str]]:
+    """Return more seeds of the listed shapes and shapes at new budgets, and why some of these are left out."""
+    search, training = planner.spec.search, planner.spec.training
+    if not isinstance(search, CrossingSection):
+        return [], []
+    given = training.seed_values
+    most = search.most_seeds(training)
+    others = [seed for seed in range(most) if seed not in given][: most - len(given)]
+    cells = [planned for found in listed for planned in planner.cells(found, others)]
+    refused = []
+    for found in [] if search.new_budgets == "none" else added_shapes(planner.spec.frontier):
+        try:
+            cells += planner.cells(found, (*given, *others))
+        except SpecError as error:
+            refused.append(f"the search adds no L{found.shape.depth} d{found.shape.width}: {error}")
+    return cells, refused
+
+
+def check_limits(search: SearchBase, cells: Collection[PlannedCell]) -> None:
+    """Raise a `SpecError` if `max_flops` is less than any cell takes."""
+    cheapest = min((planned.flops for planned in cells), default=0.0)
+    limit = search.max_flops if isinstance(search, CrossingSection) else None
+    if limit is not None and limit < cheapest:
+        raise SpecError(
+            f"`search.max_flops` is {limit:g}, and the cheapest cell takes {cheapest:.3g} training FLOPs, so that the "
+            "search could train none; raise it, or train with fewer `training.steps`."
+        )
+
+
+def trained_shares(plan: "Plan") -> dict[float, float]:
+    """Return the share of each budget's cells that is trained: expected, or the most that the limits allow."""
+    search = plan.search
+    if isinstance(search, OptunaSection):
+        pairs = {(p.budget, p.cell.shape.depth, p.lr_factor) for p in plan.cells}
+        counts = Counter(budget for budget, *_ in pairs)
+        return {budget: min(1.0, search.candidates / count) for budget, count in counts.items()}
+    share = 1.0
+    if isinstance(search, CrossingSection):
+        costs = sorted((p.flops for p in plan.main), reverse=True)
+        most = math.fsum(costs[: search.max_cells])
+        share = min(most, search.max_flops or most) / math.fsum(costs)
+    return dict.fromkeys((p.budget for p in plan.main), share)
+
+
+def cell_count(plan: "Plan") -> int:
+    """Return how many cells are trained, at most."""
+    search = plan.search
+    if isinstance(search, CrossingSection):
+        spent = accumulate(sorted(p.flops for p in plan.main)[: search.max_cells])
+        return sum(cost <= (search.max_flops or math.inf) for cost in spent)
+    return round(math.fsum(plan.trained_shares[planned.budget] for planned in plan.cells))

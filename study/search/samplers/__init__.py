@@ -1,1 +1,0 @@
-"""The built-in samplers: each module registers those it defines with `study.spec.search.register`."""

@@ -161,12 +161,12 @@ class CrossingSection(SearchBase):
         if len(self.lr_factors) > 1:
             raise ValueError(
                 f"the sampler `crossing` trains at one learning rate, and `lr_factors` has {len(self.lr_factors)}; "
-                "keep one, or set `sampler: grid`; `sensitivity` shows whether the rate moves a crossing"
+                "keep one, or set `sampler: grid`"
             )
         if self.halfwidth is None and self.max_flops is None and self.max_cells is None:
             raise ValueError(
-                "the sampler `crossing` needs an end, at least one of `halfwidth`, `max_flops` and `max_cells`, such as "
-                "`halfwidth: 0.3`"
+                "the sampler `crossing` needs an end, at least one of `halfwidth`, `max_flops` and `max_cells`; write "
+                "for example `halfwidth: 0.3`"
             )
         if self.target_params is not None and self.objective != "depth":
             raise ValueError(

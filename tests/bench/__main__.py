@@ -25,6 +25,7 @@ PARTS = (
     "answer",
     "proposal",
     "search",
+    "frontier",
     "throughput",
     "muon",
     "diagnostics",

@@ -30,10 +30,9 @@ import pandas as pd
 from analysis.design.next_cells import Option, propose
 from analysis.design.objective import Estimate, Objective, estimate, reached
 from study.plan.plan import Plan, make_plan
-from study.search import Outcome
+from study.search import Outcome, make_search
 from study.spec.devices import cores
-from study.spec.search import parse_search
-from study.spec.study import load_spec
+from study.spec.study import StudySpec, load_spec
 from tests.bench.figure import Figure
 from tests.simulated_study import Truth, shapes_of, simulate_matched
 
@@ -109,13 +108,19 @@ class Setting:
     @cached_property
     def plan(self) -> Plan:
         """The grid as a plan, for the samplers `tpe` and `gp`."""
+        return make_plan(self.spec("grid"), to_read=True)
+
+    def spec(self, sampler: str) -> StudySpec:
+        """The grid as a spec, with a sampler of Optuna for another name."""
+        section = "" if sampler == "grid" else f", candidates: {len(self.truth.depths)}"
         overrides = (
             f"frontier.depths={list(self.truth.depths)}",
             f"frontier.budgets={self.budgets}",
             "frontier.tolerance=0.9",
             f"training.seeds={RIVAL_SEEDS}",
+            f"search={{sampler: {sampler}{section}}}",
         )
-        return make_plan(load_spec("quickstart", overrides), to_read=True)
+        return load_spec("quickstart", overrides)
 
 
 LOW, HIGH = 0.002, 0.01
@@ -195,8 +200,7 @@ def crossing(setting: Setting) -> Ask:
 
 def per_budget(setting: Setting, sampler: str) -> Ask:
     """The samplers `tpe` and `gp`: the best depth of each budget, every candidate with all its seeds."""
-    section = parse_search({"sampler": sampler, "candidates": len(setting.truth.depths)})
-    search = section.make_search(setting.plan, setting.plan.planner.spec, {}, (), 1)
+    search = make_search(setting.spec(sampler), setting.plan, {})
     keys: dict[Cell, str] = {}
 
     def ask(rows: pd.DataFrame, count: int) -> list[Cell]:

@@ -11,9 +11,8 @@ from analysis.design.next_cells import LOST_RUNS
 from analysis.design.simulated_study import Truth
 from study.plan.plan import make_plan
 from study.run.recorder import Recorder
-from study.search import Outcome, make_search
+from study.search import Outcome, make_search, stopping_rule
 from study.search import crossing_search as crossing
-from study.search import stopping_rule
 from study.search.crossing_search import group_of
 from study.search.stopping_rule import checks
 from study.spec.study import load_spec

@@ -114,6 +114,7 @@ SLOW = {
     "interplay run quickstart --set resources.tensor_parallel=2": "",
     "interplay run quickstart --set 'vary={training.parametrisation: [sp, completep]}' --set name=transfer": " "
     "--set frontier.budgets=[1730,4800]",
+    "interplay run frontier-search": " --set training.steps=60 --set frontier.budgets=[3500,8000]",
     "interplay run quickstart-search": " --set search.max_cells=8 --set sensitivity=null",
     "interplay run rank-collapse": " --set frontier.depths=[2,6]",
     "interplay run induction": "",

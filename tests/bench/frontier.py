@@ -1,9 +1,9 @@
 """How much loss a search for the best depth of each size gives away, in simulated worlds.
 
 The study is the preset `frontier-search`: up to twelve depths at each of four sizes. Each sampler trains `CANDIDATES`
-depths of each size; the loss of a cell is that of the world with noise of its own, the same for all samplers. The regret
-is the noise-free loss of the depth with the lowest measured mean loss, less that of the best depth of the size, in nats.
-The worlds differ in how the loss depends on ln L about the best depth, which moves with ln N.
+depths of each size; the loss of a cell is that of the world with noise of its own, the same for all samplers. The
+regret is the noise-free loss of the depth with the lowest measured mean loss, less that of the best depth of the size,
+in nats. The worlds differ in how the loss depends on ln L about the best depth, which moves with ln N.
 """
 
 import math

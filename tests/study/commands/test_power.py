@@ -235,7 +235,7 @@ def test_people_get_tables_that_fit_80_columns(command):
 def test_notes_name_what_is_left_out():
     plan = planned("search={sampler: tpe, candidates: 2, lr_factors: [0.5, 1]}", "frontier.depths=[1, 2]")
     notes = " ".join(plan_power(plan, studies=5).notes)
-    assert "trains only some of the cells listed" in notes
+    assert "The search (tpe) chooses its own cells" in notes
     assert "has 2 learning rates" in notes
     assert "more seeds help less than shown" in notes
     assert "a law needs two crossings" in notes

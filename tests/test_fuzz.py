@@ -47,7 +47,17 @@ LONG = float(os.environ.get("INTERPLAY_FUZZ_SECONDS", "60"))
 #: Cases of the gate.
 CASES = {"specs": 150, "overrides": 400, "tables": 50}
 
-BASES = ("quickstart", "frontier-search", "quickstart-search", "text", "hops", "connectivity", "kaplan", "very-deep", SMALL)
+BASES = (
+    "quickstart",
+    "frontier-search",
+    "quickstart-search",
+    "text",
+    "hops",
+    "connectivity",
+    "kaplan",
+    "very-deep",
+    SMALL,
+)
 
 
 def entries(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -138,3 +138,18 @@ def local_gpus() -> int:
         return len([name for name in visible.split(",") if name.strip() not in {"", "-1"}])
     folder = Path("/proc/driver/nvidia/gpus")
     return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def local_device() -> str:
+    """Return the name of this machine's GPU in `DEVICES`, without loading a GPU library; `cpu` if there is none."""
+    cards = Path("/proc/driver/nvidia/gpus").glob("*/information") if local_gpus() else ()
+    for card in cards:
+        model = card.read_text().partition("Model:")[2].partition("\n")[0]
+        found = [device for device in DEVICES.values() if device.accelerator and device.accelerator in model]
+        if found:
+            # "L4" is part of "L40S", and an A100 has 40 or 80 GB.
+            return max(
+                found,
+                key=lambda one: (len(str(one.accelerator)), one.name.partition("-")[2].upper() in model),
+            ).name
+    return "cpu"

@@ -86,7 +86,10 @@ class FrontierSection(Section):
         "`depths`, if given, selects among them",
     )
     heads: int | None = Field(
-        default=None, ge=1, le=10_000, description="attention heads of every layer (the paper: 2)"
+        default=None,
+        ge=1,
+        le=10_000,
+        description="attention heads of every layer; by default 2, as in the paper",
     )
     head_dim: int | None = Field(
         default=None, ge=1, le=10_000, description="instead of heads: the width of one head"
@@ -106,6 +109,13 @@ class FrontierSection(Section):
         le=10_000_000,
         description="most cells of a plan, and most pairs of budget and depth; larger plans are refused",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _two_heads(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("heads") is values.get("head_dim") is None:
+            return {**values, "heads": 2}
+        return values
 
     @property
     def budget_values(self) -> tuple[float, ...]:
@@ -127,9 +137,8 @@ class FrontierSection(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.heads is None) == (self.head_dim is None):
-            given = "neither is" if self.heads is None else "both are"
-            raise ValueError(f"give exactly one of `heads` and `head_dim`; {given} given")
+        if self.heads is not None and self.head_dim is not None:
+            raise ValueError("give one of `heads` and `head_dim`, not both")
         if self.widths is not None:
             self._check_widths(self.widths)
         else:

@@ -8,11 +8,13 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticKnownError
 
-from study.spec.devices import DEVICES
+from study.spec.devices import DEVICES, local_device
 from study.spec.section import SECRET, Count, Degree, Seconds, Section, Width
 
 
 def _known_device(name: str) -> str:
+    if name == "auto":
+        return local_device()
     if name not in DEVICES:
         expected = ", ".join(f"'{device}'" for device in DEVICES)
         raise PydanticKnownError("literal_error", {"expected": expected})
@@ -57,7 +59,9 @@ class ResourcesSection(Section):
     """Devices of a trial, how a cell is spread over ranks, storage, and assumptions of the estimates."""
 
     device: Annotated[str, AfterValidator(_known_device)] = Field(
-        default="cpu", description="what a trial trains on; sets memory and speed in the plan"
+        default_factory=local_device,
+        description="what a trial trains on, which sets memory and speed in the plan; auto (the default) is the GPU of "
+        "this machine, or its CPU",
     )
     slots: Literal["auto"] | Count = Field(
         default="auto",

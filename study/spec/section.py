@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from study.errors import SpecError
 from trainables.errors import some
@@ -38,8 +38,18 @@ def _allowed(model: type[BaseModel], key: str) -> tuple[object, ...]:
     return get_args(field.annotation) if field and get_origin(field.annotation) is Literal else ()
 
 
+#: What the letter behind a size stands for.
+_UNITS = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def read_size(value: Any) -> Any:
+    """Return a size such as `2k`, `1.5M` or `7B` as a number; anything else unchanged."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s?([kMBT])", value) if isinstance(value, str) else None
+    return round(float(found[1]) * _UNITS[found[2]], 3) if found else value
+
+
 #: Bounds no study reaches: they turn a typing error into a refusal instead of an endless plan.
-Budget = Annotated[float, Field(ge=1, le=1e15)]
+Budget = Annotated[float, BeforeValidator(read_size), Field(ge=1, le=1e15)]
 Depth = Annotated[int, Field(ge=1, le=10_000)]
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 Degree = Annotated[int, Field(ge=1, le=10_000)]

@@ -30,6 +30,8 @@ from trainables.model.family import family
 #: Names in a results folder that are not studies.
 RESERVED = ("data", "mlartifacts", "mlflow.db")
 
+#: Training tokens of a study that names none, over its largest budget (Hoffmann et al. 2022).
+TOKENS_PER_PARAMETER = 20
 #: Values of the key in which the studies of a series differ.
 Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True)] | str
 #: Keys that a series cannot vary.
@@ -68,6 +70,25 @@ class StudySpec(Section):
         description="a key and its values, such as {data.hops: [1, 2, 4]}: a series of studies that differ only in "
         "this key, each with a report, and one page that compares them",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual(cls, values: Any) -> Any:
+        """Fill in what most studies leave open: the kind of data with a path, and 20 tokens per parameter."""
+        if not isinstance(values, Mapping):
+            return values
+        filled = dict(values)
+        data, training = filled.get("data"), filled.get("training", {})
+        if isinstance(data, Mapping) and "path" in data and "kind" not in data:
+            filled["data"] = {"kind": "files", **data}
+        if isinstance(training, Mapping) and training.get("steps") is training.get("tokens") is None:
+            try:
+                budgets = FrontierSection.model_validate(filled.get("frontier")).budget_values
+            except ValidationError:
+                # The mistake is explained with the others; any number of tokens will do.
+                budgets = (1.0,)
+            filled["training"] = {**training, "tokens": TOKENS_PER_PARAMETER * max(budgets)}
+        return filled
 
     @property
     def experiment(self) -> str:
@@ -232,6 +253,7 @@ def load_spec(source: str, overrides: Sequence[str] = ()) -> StudySpec:
     """
     origin, raw = yaml_file.read(source)
     if source not in yaml_file.preset_names():
+        raw.setdefault("name", _slug(Path(source).stem))
         yaml_file.resolve_relative_paths(raw, Path(source).resolve().parent)
     changed = yaml_file.override(raw, overrides)
     yaml_file.resolve_relative_paths(changed, Path.cwd())

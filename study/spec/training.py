@@ -2,12 +2,13 @@
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from study.errors import SpecError
-from study.spec.section import Depth, Section, Seed, Width, refuse_repeats
+from study.spec.section import Depth, Section, Seed, Width, read_size, refuse_repeats
 from trainables.cell import Base, Precision, Recipe, RecipeFields, Shape
 from trainables.errors import shortened, some
 
@@ -76,7 +77,22 @@ class TableRate(Section):
         return self.values[name]
 
 
-LearningRate = Annotated[FixedRate | WidthRate | TableRate, Field(discriminator="rule")]
+def _fixed(value: Any) -> Any:
+    """Read a bare number as the same rate for every shape."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {"rule": "fixed", "value": value} if is_number else value
+
+
+LearningRate = Annotated[
+    Annotated[FixedRate | WidthRate | TableRate, Field(discriminator="rule")], BeforeValidator(_fixed)
+]
+
+
+def _usual_rate(given: Mapping[str, Any]) -> FixedRate | WidthRate:
+    """Return the rate of a study that names none; whether it suits the study is for `sensitivity` to check."""
+    if given.get("optimizer") == "muon":
+        return FixedRate(rule="fixed", value=0.02)
+    return WidthRate(rule="width", base=0.3, exponent=-1, cap=0.01)
 
 
 class BaseSection(Section):
@@ -92,11 +108,11 @@ class TrainingSection(Section, RecipeFields):
     """How every cell is trained: the fields of a recipe, and the rules its other fields follow from."""
 
     steps: int | None = Field(default=None, ge=1, le=10**12, description="optimizer steps")
-    tokens: float | None = Field(
+    batch: int = Field(default=32, ge=1, le=10_000_000, description="sequences of one step, over all ranks")
+    context: int = Field(default=128, ge=2, le=100_000_000, description="tokens of a sequence, T")
+    tokens: Annotated[float, BeforeValidator(read_size), Field(ge=1, le=1e18)] | None = Field(
         default=None,
-        ge=1,
-        le=1e18,
-        description="instead of steps: training tokens, rounded to whole steps (at least one)",
+        description="instead of steps: training tokens, in whole steps; without both, 20 times the largest budget",
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     precision: Literal["auto", "fp32", "bf16"] = Field(
@@ -106,11 +122,14 @@ class TrainingSection(Section, RecipeFields):
         default_factory=BaseSection,
         description="for mup and completep: the shape at which they are the same as sp, {depth: 2, width: 64}",
     )
-    lr: LearningRate = Field(description="rule of the peak learning rate")
+    lr: LearningRate = Field(
+        default_factory=_usual_rate,
+        description="peak learning rate, a number or a rule; by default min(0.01, 0.3/width), for muon 0.02",
+    )
     seeds: Annotated[
         Annotated[int, Field(ge=1, le=10_000), Tag("count")] | Annotated[tuple[Seed, ...], Tag("list")],
         Discriminator(_list_or_count),
-    ] = Field(default=1, description="how many (0, 1, …), or which")
+    ] = Field(default=3, description="how many (0, 1, …), or which")
 
     @property
     def step_count(self) -> int:

@@ -25,7 +25,7 @@ from study.search.source import SearchEnd
 from study.search.stopping_rule import objective_of
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_recorded
-from study.tracking.rows import ENDED, Row
+from study.tracking.rows import Row
 from study.tracking.study_paths import study_paths
 from study.tracking.tables import study_of_rows
 from study.tracking.tracker import make_tracker
@@ -114,7 +114,7 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     tracker = make_tracker(spec, paths, {})
     problem = tracker.problem()
     sent = None if problem else tracker.recorded()
-    own = {key: row.tags.get(ENDED) for key, row in recorded.items() if row.study == spec.name}
+    own = {key: f"{row.ended:.3f}" for key, row in recorded.items() if row.study == spec.name}
     waiting = None if problem else sum((sent or {}).get(key) != ended for key, ended in own.items())
     study = study_of_rows(plan, rows)
     begun = unfinished_cells(plan, rows, started, paths.checkpoints)

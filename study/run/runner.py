@@ -30,7 +30,7 @@ from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_r
 from study.tracking.mirror import Mirror
 from study.tracking.ownership import check_owner
 from study.tracking.provenance import revision, versions
-from study.tracking.rows import PURPOSE, Row
+from study.tracking.rows import Row
 from study.tracking.study_paths import SPEC, StudyPaths, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table, study_of_rows
 from study.tracking.tracker import make_tracker
@@ -254,7 +254,7 @@ class _Run:
     def _done(self) -> dict[str, float | None]:
         """The losses of ended cells; of sensitivity runs the total has only those that are still to run."""
         ended = {key: row for key, row in self.rows.items() if row.status != "failed"}
-        return {key: row.loss for key, row in ended.items() if PURPOSE not in row.tags}
+        return {key: row.loss for key, row in ended.items() if not row.purpose}
 
     def _announce(self) -> None:
         plan, total, done = self.plan, self.search.total + self.recorder.sensitivity_cells, len(self._done())

@@ -10,7 +10,7 @@ from pathlib import Path
 from study.errors import SpecError
 from study.tracking.ledger import Ledger
 from study.tracking.mlflow_client import first_line
-from study.tracking.rows import ENDED, CurveUpdate, Row
+from study.tracking.rows import CurveUpdate, Row
 from study.tracking.tracker import Tracker
 
 #: Seconds between two batches of live curves, and between two attempts to reach an unreachable server.
@@ -31,7 +31,7 @@ class Mirror:
         """Begin with the study's `rows` from earlier runs."""
         self.tracker, self.ledger = tracker, ledger
         self.problem: str | None = None
-        self._ended = {row.cell: row.tags.get(ENDED, "") for row in rows}
+        self._ended = {row.cell: f"{row.ended:.3f}" for row in rows}
         self._connected = False
         self._missing: list[str] = []
         """The cells whose rows the tracker lacked when it was last connected, in the order in which they finished."""
@@ -64,7 +64,7 @@ class Mirror:
 
     def ended(self, row: Row) -> None:
         """Queue the row of a finished cell, which is in the ledger."""
-        self._ended[row.cell] = row.tags.get(ENDED, "")
+        self._ended[row.cell] = f"{row.ended:.3f}"
         self._queue.put(row.cell)
 
     def close(self, patience: float = 60.0) -> None:
@@ -140,9 +140,9 @@ def _merged(items: Iterable[Item], skip: Set[str]) -> list[CurveUpdate]:
     merged: dict[str, CurveUpdate] = {}
     for item in items:
         if isinstance(item, CurveUpdate) and item.cell not in skip:
-            update = merged.setdefault(item.cell, CurveUpdate(item.cell, item.name, item.params))
+            update = merged.setdefault(item.cell, CurveUpdate(item.cell, item.name, item.parameters))
             update.points += item.points
             update.evaluations += item.evaluations
             update.start |= item.start
-            update.tags |= item.tags
+            update.lost = item.lost or update.lost
     return list(merged.values())

@@ -6,10 +6,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
+from analysis.runs.mlflow import MEASURE
 from study.tracking.mlflow_client import Experiment, server_problem
-from study.tracking.rows import ENDED, TAG_CHARACTERS, CurveUpdate, Params, Row, Status
+from study.tracking.rows import CurveUpdate, Parameters, Row, Status
 from trainables.storage.storage import shown
 
+#: The most characters of a tag that MLflow takes from every store.
+TAG_CHARACTERS = 4000
+#: The tag with the time at which a cell finished, in Unix seconds.
+ENDED = "interplay.ended"
+#: Prefix of final metrics measured before the first step. Those measured with the loss at the end have `MEASURE`.
+START = "start."
+#: Final metrics of a cell that have the name of the field of its row.
+FINAL = (
+    *("loss", "bits_per_byte", "train_seconds", "tokens_per_second", "utilisation", "memory_bytes"),
+    *("epochs", "trained_share"),
+)
 #: Most metrics, parameters and tags of one batch (the limit of MLflow's REST API).
 METRICS_PER_BATCH = 1000
 #: MLflow's names of the parts of a training curve. None may be the name of a final metric: MLflow shows the value of
@@ -70,7 +82,7 @@ class MlflowTracker:
 
     def log_curve(self, update: CurveUpdate) -> None:
         """Add the new parts of a curve to the run of a cell, made if it is missing."""
-        self._log(update, [], update.tags)
+        self._log(update, [], lost_tags(update.lost))
 
     def log_row(self, row: Row) -> None:
         """Write the curve past the steps already there, the final metrics and tags, and end the run of the cell."""
@@ -78,14 +90,8 @@ class MlflowTracker:
 
         # With a fixed time, the same metric written twice is one.
         when = int(row.ended * 1000)
-        tags = {
-            "interplay.status": row.status,
-            "interplay.protocol": row.protocol,
-            # Written even if empty: a cell that failed and is done now must not keep its old reason.
-            "interplay.reason": row.reason or "",
-            **row.tags,
-        }
-        self._log(row, [Metric(name, value, when, 0) for name, value in row.metrics.items()], tags)
+        _, metrics, tags = to_mlflow(row)
+        self._log(row, [Metric(name, value, when, 0) for name, value in metrics.items()], tags)
         status = "FAILED" if row.status == "failed" else "FINISHED"
         self._experiment.client.set_terminated(self._runs[row.cell], status=status)
         self._steps.pop(row.cell, None)
@@ -167,12 +173,14 @@ class MlflowTracker:
                     Metric(f"validation_{name}", value, now, evaluation.step)
                     for name, value in values.items()
                 ]
-        self._write(run_id, [*metrics, *more], tags, part.params if part.cell in self._without_params else {})
+        self._write(
+            run_id, [*metrics, *more], tags, part.parameters if part.cell in self._without_params else {}
+        )
         self._without_params.discard(part.cell)
         self._steps[part.cell] = last_point, last_evaluation
 
     def _write(
-        self, run_id: str, metrics: Sequence[Any], tags: Mapping[str, str], params: Params | None = None
+        self, run_id: str, metrics: Sequence[Any], tags: Mapping[str, str], params: Parameters | None = None
     ) -> None:
         """Log parameters, metrics and tags in this order, so that a row with tags is complete.
 
@@ -190,6 +198,33 @@ class MlflowTracker:
             given, rest = [], rest[room:]
         if given or rest or written:
             client.log_batch(run_id, metrics=rest, params=given, tags=written)
+
+
+def to_mlflow(row: Row) -> tuple[Parameters, dict[str, float], dict[str, str]]:
+    """Return the parameters, the final metrics and the tags of a row in MLflow's words."""
+    values = {name: getattr(row, name) for name in FINAL} if row.status != "failed" else {}
+    metrics = {name: float(value) for name, value in values.items() if value is not None}
+    metrics |= {f"{MEASURE}{name}": value for name, value in row.measures.items()}
+    metrics |= {f"{START}{name}": value for name, value in row.start.items()}
+    tags = {
+        "interplay.status": row.status,
+        "interplay.protocol": row.protocol,
+        # Written even if empty: a cell that failed and is done now must not keep its old reason.
+        "interplay.reason": row.reason or "",
+        "interplay.revision": row.revision,
+        "interplay.device": row.device,
+        "interplay.resumed_from": str(row.resumed_from or ""),
+        "interplay.notes": " ".join(row.notes),
+        "interplay.purpose": row.purpose,
+        **lost_tags(row.lost),
+        ENDED: f"{row.ended:.3f}",
+    }
+    return row.parameters, metrics, tags
+
+
+def lost_tags(lost: Sequence[str]) -> dict[str, str]:
+    """Return the tag with the causes of the lost trials of a cell, if it lost any."""
+    return {"interplay.lost_trials": " | ".join(lost)} if lost else {}
 
 
 def _cell(run: Any) -> str:

@@ -473,7 +473,7 @@ def test_a_status_has_all_rows_without_mlflow(command, tmp_path):
     study_paths(spec, tmp_path / "results").ledger.put(
         Row(
             cell=planned.cell.key, name=planned.cell.name, study=spec.name, protocol=plan.protocol, status="done",
-            reason=None, params={}, metrics={"loss": 1.5}, tags={"interplay.ended": "1"},
+            loss=1.5, ended=1.0,
         )
     )  # fmt: skip
     status, out, _ = command("status", SMALL, "--json")

@@ -27,8 +27,8 @@ def write(folder, *overrides, cells):
         own = {**shape.model_dump(), **{name: planned.row()[name] for name in names}}
         study_paths(spec, folder).ledger.put(
             Row(
-                cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done", reason=None,
-                params=own, metrics={"loss": loss_of(planned)}, tags={"interplay.ended": str(rank + 1)},
+                cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done",
+                parameters=own, loss=loss_of(planned), ended=rank + 1.0,
             )
         )  # fmt: skip
     return study_status(spec, folder)

@@ -361,5 +361,5 @@ def test_the_screen_shows_each_new_estimate_of_a_search_and_rows_have_an_order(t
         listener.ended(planned, result)
     assert list(shown.notes) == list(checks(22))
     assert shown.notes[22] == search.state().estimate.words
-    ends = [float(row.tags["interplay.ended"]) for row in heard.rows]
+    ends = [row.ended for row in heard.rows]
     assert ends == sorted(set(ends))

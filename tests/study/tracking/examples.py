@@ -14,7 +14,7 @@ def point(step, loss=1.0):
     return Point(step=step, train_loss=loss, lr=0.1, grad_norm=2.0, tokens_per_second=3.0)
 
 
-def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None, ended="12.345", **changes):
+def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None, ended=12.345, **changes):
     return Row(
         cell=cell,
         name=f"L1-d8-{cell}",
@@ -22,13 +22,12 @@ def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None, ended
         protocol="p",
         status=status,
         reason=reason,
-        params={"depth": 1, "lr": 0.25, "init": "fan_in", "nothing": None},
-        metrics={
-            "train_seconds": 2.0,
-            "tokens_per_second": 99.0,
-            **({"loss": loss} if status == "done" else {}),
-        },
-        tags={"interplay.device": "cpu", "interplay.ended": ended},
+        parameters={"depth": 1, "lr": 0.25, "init": "fan_in", "nothing": None},
+        loss=loss if status == "done" else None,
+        train_seconds=2.0,
+        tokens_per_second=99.0,
+        device="cpu",
+        ended=ended,
         points=tuple(point(s) for s in steps),
         evaluations=tuple(Evaluation(step=s, loss=0.9) for s in steps),
     ).model_copy(update=changes)

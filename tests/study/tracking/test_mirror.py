@@ -56,7 +56,7 @@ class MemoryTracker:
         self._check()
         if row.cell in self.broken:
             raise ValueError("refused")
-        self.ended[row.cell] = row.tags["interplay.ended"]
+        self.ended[row.cell] = f"{row.ended:.3f}"
 
     def finish(self, status, artifacts):
         self._check()
@@ -217,8 +217,8 @@ def test_a_cell_that_failed_before_is_sent_while_it_runs_again(ledger, monkeypat
     monkeypatch.setattr("study.tracking.mirror.BATCH_SECONDS", 0.05)
     tracker = MemoryTracker()
     mirrored(tracker, ledger, row("aaaa", "failed", reason="out of memory"))
-    mirrored(tracker, ledger, row("aaaa", ended="13.0"), live=[CurveUpdate("aaaa", "L1", {}, [point(10)])])
-    assert tracker.ended == {"aaaa": "13.0"}
+    mirrored(tracker, ledger, row("aaaa", ended=13.0), live=[CurveUpdate("aaaa", "L1", {}, [point(10)])])
+    assert tracker.ended == {"aaaa": "13.000"}
 
 
 def run_and_die(uri, place, call, number):
@@ -250,7 +250,7 @@ def run_and_die(uri, place, call, number):
     mirror = Mirror(tracker, ledger, [])
     mirror.open()
     mirror.start()
-    mirror.put(CurveUpdate("aaaa", "L1-d8-aaaa", row().params, [point(10)]))
+    mirror.put(CurveUpdate("aaaa", "L1-d8-aaaa", row().parameters, [point(10)]))
     assert sent.wait(50)
     finish(mirror, ledger, row())
     mirror.close()
@@ -310,7 +310,7 @@ def test_causes_of_lost_trials_are_there_before_the_cell_ends_and_stay_in_later_
     assert lost("second", "third") == "first | second | third"
     assert lost(result=stub_result(loss=0.5)) == "first | second | third"
     (found,) = paths.ledger.rows().values()
-    assert found.tags["interplay.lost_trials"] == "first | second | third"
+    assert found.lost == ("first", "second", "third")
     assert paths.unfinished.keys == []
 
 

@@ -86,8 +86,8 @@ def test_a_cell_that_failed_and_is_done_now_keeps_no_old_reason(uri, tracker):
     tracker.log_row(row(status="failed", reason="out of memory"))
     tracker.log_curve(CurveUpdate("aaaa", "L1", {}, [point(5)]))
     assert tracker.recorded() == {}, "it runs again"
-    tracker.log_row(row(ended="13.0"))
-    assert tracker.recorded() == {"aaaa": "13.0"}
+    tracker.log_row(row(ended=13.0))
+    assert tracker.recorded() == {"aaaa": "13.000"}
     tags = cell_runs(uri)["aaaa"].data.tags
     assert (tags["interplay.status"], tags["interplay.reason"]) == ("done", "")
 
@@ -97,7 +97,8 @@ def test_a_row_with_nan_and_more_measures_than_a_batch_holds_arrives(uri, tracke
     many = {f"rank_residual/{layer}": layer / count for layer in range(1, count + 1)}
     nan = point(1, float("nan"))
     metrics = {f"{prefix}.{name}": value for prefix in ("measure", "start") for name, value in many.items()}
-    sent = row(points=(nan,), evaluations=(Evaluation(step=1, loss=1.0, measures=many),), metrics=metrics)
+    curve = {"points": (nan,), "evaluations": (Evaluation(step=1, loss=1.0, measures=many),)}
+    sent = row(**curve, measures=many, start=many)
     tracker.log_row(sent)
     found = cell_runs(uri)["aaaa"].data.metrics
     assert metrics.items() <= found.items()

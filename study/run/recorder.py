@@ -9,7 +9,7 @@ from study.plan import Plan, PlannedCell
 from study.run.console import Viewer
 from study.search import Search
 from study.spec.devices import DEVICES
-from study.tracking.mirror import Mirror
+from study.tracking.mlflow_mirror import Mirror
 from study.tracking.provenance import revision
 from study.tracking.rows import CurveUpdate, Parameters, Row, Status
 from study.tracking.study_paths import StudyPaths

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from study.tracking.mlflow_client import Experiment
-from study.tracking.mlflow_tracker import MlflowTracker
+from study.tracking.mlflow_mirror import MlflowStudy
+from study.tracking.mlflow_store import Experiment
 from study.tracking.rows import Row
+from study.tracking.study_paths import StudyPaths
 from trainables.progress import Evaluation, Point
 
 ALL_RUNS = "attributes.status != 'nothing'"
@@ -33,9 +34,9 @@ def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None, ended
     ).model_copy(update=changes)
 
 
-def mlflow_tracker(uri, **tags):
-    folder = Path(uri.removeprefix("sqlite:///")).parent if uri.startswith("sqlite") else None
-    return MlflowTracker(uri, "study", "study", tags, folder and folder / "artifacts")
+def mlflow_study(uri, **tags):
+    folder = Path(uri.removeprefix("sqlite:///")).parent if uri.startswith("sqlite") else Path("none")
+    return MlflowStudy(uri, "study", StudyPaths(folder, "study"), tags)
 
 
 def runs(uri, condition=ALL_RUNS):
@@ -57,4 +58,4 @@ def statuses(uri):
 def history(uri, cell, metric="train_loss"):
     run = cell_runs(uri)[cell]
     found = Experiment(uri, "study").client.get_metric_history(run.info.run_id, metric)
-    return [(one.step, one.value) for one in found]
+    return sorted((one.step, one.value) for one in found)

@@ -174,7 +174,8 @@ class _OpenRun:
     """The run of a cell that this process writes, with the steps of its curve and of its evaluations that are sent."""
 
     id: str
-    is_new: bool = True
+    latest: int = 0
+    """Time of the last live part in ms; no later step may have an earlier one, because MLflow sorts by time."""
     points: set[int] = field(default_factory=set)
     evaluations: set[int] = field(default_factory=set)
 
@@ -318,11 +319,12 @@ class MlflowStudy:
         metrics = list(final)
         for prefix, found, sent in (("", curve, run.points), ("validation_", validation, run.evaluations)):
             for step in sorted(found.keys() - sent):
+                time_of_step = max(when(step), run.latest)
                 metrics += [
-                    _metric(prefix + name, value, when(step), step) for name, value in found[step].items()
+                    _metric(prefix + name, value, time_of_step, step) for name, value in found[step].items()
                 ]
-        self._write(run.id, metrics, tags or {}, part.parameters if run.is_new else {})
-        run.is_new = False
+        self._write(run.id, metrics, tags or {}, {} if run.latest else part.parameters)
+        run.latest = max(run.latest, when(0))
         run.points |= curve.keys()
         run.evaluations |= validation.keys()
 

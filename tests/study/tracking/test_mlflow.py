@@ -77,6 +77,12 @@ def test_after_a_lost_connection_open_cells_stay_open(uri, study):
     study.log_curve(CurveUpdate("aaaa", "L1", {}, [point(5), point(10)]))
     assert statuses(uri) == {"aaaa": "RUNNING"}
     assert [step for step, _ in history(uri, "aaaa")] == [5, 10]
+    study.log_row(row(steps=(5, 10, 20), ended=100.0))
+    run = cell_runs(uri)["aaaa"]
+    found = Experiment(uri, "study").client.get_metric_history(run.info.run_id, "train_loss")
+    assert [one.step for one in found] == [5, 10, 20], (
+        "in the order of time, although the row ended before it was sent"
+    )
 
 
 @pytest.mark.parametrize("call", ["log_batch", "set_terminated"])

@@ -171,13 +171,12 @@ def _merged(items: Iterable[Item], skip: Set[str]) -> list[CurveUpdate]:
 
 @dataclass
 class _OpenRun:
-    """The run of a cell that this process writes, with the steps of its curve and of its evaluations that are sent."""
+    """The run of a cell that this process writes; `sent` has the prefixes and steps of the parts of its curves."""
 
     id: str
     latest: int = 0
     """Time of the last live part in ms; no later step may have an earlier one, because MLflow sorts by time."""
-    points: set[int] = field(default_factory=set)
-    evaluations: set[int] = field(default_factory=set)
+    sent: set[tuple[str, int]] = field(default_factory=set)
 
 
 class MlflowStudy:
@@ -313,20 +312,21 @@ class MlflowStudy:
 
         Measures of the start are those of step 0.
         """
-        curve = {one.step: {name: getattr(one, key) for key, name in CURVES.items()} for one in part.points}
-        validation = {0: part.start} if part.start else {}
-        validation |= {one.step: {"loss": one.loss, **one.measures} for one in part.evaluations}
+        parts = {
+            ("", one.step): {name: getattr(one, key) for key, name in CURVES.items()} for one in part.points
+        }
+        parts |= {("validation_", one.step): {"loss": one.loss, **one.measures} for one in part.evaluations}
+        if part.start:
+            parts["validation_", 0] = part.start
         metrics = list(final)
-        for prefix, found, sent in (("", curve, run.points), ("validation_", validation, run.evaluations)):
-            for step in sorted(found.keys() - sent):
-                time_of_step = max(when(step), run.latest)
-                metrics += [
-                    _metric(prefix + name, value, time_of_step, step) for name, value in found[step].items()
-                ]
+        for prefix, step in sorted(parts.keys() - run.sent):
+            at = max(when(step), run.latest)
+            metrics += [
+                _metric(prefix + name, value, at, step) for name, value in parts[prefix, step].items()
+            ]
         self._write(run.id, metrics, tags or {}, {} if run.latest else part.parameters)
         run.latest = max(run.latest, when(0))
-        run.points |= curve.keys()
-        run.evaluations |= validation.keys()
+        run.sent |= parts.keys()
 
     def _write(
         self,

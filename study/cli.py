@@ -182,19 +182,38 @@ def submit(
 
 @app.command()
 def status(
-    spec: SpecArgument,
+    spec: Annotated[
+        str | None,
+        typer.Argument(help="name of a preset, or a YAML file; default: all studies of the folder"),
+    ] = None,
     overrides: SetOption = None,
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which cells of a study are done, running, failed (and why) or missing."""
+    """Show which cells of a study are done, running, failed (and why) or missing; without a spec, list all studies."""
     from study.commands.series import status as of_series
     from study.results.status import status as of_study
+    from study.results.status import status_of_all
     from study.spec.study import load_spec
 
+    if spec is None:
+        if overrides:
+            raise SpecError("--set changes a spec; name one, or leave it out.")
+        show(*status_of_all(results), as_json=as_json)
+        return
     loaded = load_spec(spec, overrides or ())
     document, view = (of_study if loaded.vary is None else of_series)(loaded, results)
     show(document, view, as_json=as_json)
+
+
+@app.command()
+def mirror(spec: SpecArgument, overrides: SetOption = None, results: ResultsOption = RESULTS) -> None:
+    """Send the rows of a study that MLflow lacks, all of them to an empty store; `interplay run` does so as well."""
+    from study.spec.study import load_spec, studies
+    from study.tracking.mlflow_mirror import mirror_study
+
+    for one in studies(load_spec(spec, overrides or ())):
+        Console().print(mirror_study(one, results), markup=False, soft_wrap=True)
 
 
 @app.command()

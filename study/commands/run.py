@@ -24,7 +24,7 @@ FAILED, STOPPED = 1, 130
 
 def run(spec: str, overrides: Sequence[str], results: Path, default_results: Path) -> int:
     """Run a study or series and return the exit status; printed commands name another than the default folder."""
-    from study.tracking.mlflow_client import tracking_uri
+    from study.tracking.mlflow_store import tracking_uri
 
     loaded = load_spec(spec, overrides)
     refuse_file(results, "--results")

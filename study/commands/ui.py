@@ -14,8 +14,7 @@ from rich.console import Console
 from study.errors import SpecError
 from study.results.sources import existing, named_store
 from study.run.interrupts import stop_signals
-from study.tracking.mlflow_client import relocate_artifacts, sqlite_file
-from study.tracking.study_paths import ARTIFACTS
+from study.tracking.mlflow_store import sqlite_file
 from trainables.storage.storage import shown
 
 #: Databases that MLflow's server can serve.
@@ -43,9 +42,7 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
             "or the address of a tracking server."
         )
     file = sqlite_file(existing(store))
-    artifacts = (file.parent if file else results) / ARTIFACTS
-    if file and artifacts.is_dir():
-        relocate_artifacts(file, artifacts)
+    artifacts = (file.parent if file else results) / "mlartifacts"
     with socket.socket() as probe:
         # As servers do: a port in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -12,10 +12,9 @@ from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, load_spec
 from study.tracking.ledger import study_rows
-from study.tracking.mlflow_client import server_problem, silence_mlflow, sqlite_file, tracking_uri
+from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import study_paths
 from study.tracking.tables import curve_table, layer_table, run_table
-from trainables.storage.storage import shown
 
 
 class NoRowsError(SpecError):
@@ -145,7 +144,6 @@ def existing(uri: str) -> str:
         )
     problem = server_problem(uri)
     if problem:
-        # The address may hold a password if it comes from the environment.
-        raise SpecError(f"{problem.replace(uri, shown(uri))}; start it, or name another with --uri.")
+        raise SpecError(f"{problem}; start it, or name another with --uri.")
     silence_mlflow()
     return uri

@@ -1,62 +1,29 @@
-"""`interplay status`: which cells are done, running, failed (and why) or missing, and what a study knows so far."""
+"""`interplay status`: which cells are done, running, failed (and why) or missing, from the files of a study alone."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from analysis.design.next_cells import Choice
-from analysis.design.objective import Estimate, estimate_from
 from analysis.files import to_json
-from analysis.fit.answer import short_answer
-from analysis.fit.rate_check import RateCheck
-from analysis.fit.study import Study
+from study.errors import SpecError
 from study.plan import Plan, PlannedCell, make_plan
-from study.results.rate_check import planned_check
-from study.search import make_search
-from study.search.crossing_search import next_words
-from study.search.source import SearchEnd
-from study.search.stopping_rule import objective_of
-from study.spec.study import StudySpec
-from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_recorded
-from study.tracking.rows import ENDED, Row
-from study.tracking.study_paths import study_paths
-from study.tracking.tables import study_of_rows
-from study.tracking.tracker import make_tracker
+from study.spec.study import StudySpec, load_spec
+from study.tracking.ledger import study_rows, with_recorded
+from study.tracking.rows import Row
+from study.tracking.study_paths import SPEC, StudyPaths, study_paths
 
+if TYPE_CHECKING:
+    # A status without a fit loads no numerical library.
+    from analysis.fit.rate_check import RateCheck
 
-@dataclass(frozen=True)
-class Knowledge:
-    """The estimate of a study's objective from all rows, for every sampler, and the state of the search."""
-
-    cells: int
-    flops: float
-    """Training FLOPs of the finished cells."""
-    estimate: Estimate
-    next: tuple[Choice, ...] = ()
-    """The next cells, best first; empty without a search or after its end."""
-    next_words: str = ""
-    ended: SearchEnd | None = None
-    """The limit that ended the search."""
-
-    def document(self) -> dict[str, Any]:
-        """The key `known` of the JSON document."""
-        chosen = [
-            {
-                **{name: getattr(choice.option, name) for name in ("depth", "width", "seed", "lr_factor")},
-                "gain": choice.gain,
-                "reason": choice.reason,
-            }
-            for choice in self.next
-        ]
-        counts = {"cells": self.cells, "flops": self.flops}
-        return {**counts, **vars(self.estimate), "next": chosen, "ended": self.ended}
+KINDS = ("done", "diverged", "failed", "running", "missing")
 
 
 @dataclass(frozen=True)
@@ -67,43 +34,47 @@ class StudyStatus:
     """
 
     plan: Plan
+    paths: StudyPaths
     rows: dict[str, Row]
     states: dict[str, str]
     driver: int | None
-    waiting: int | None
-    """Number of rows not yet in the tracker; None if it is unreachable."""
-    problem: str | None
-    """Why the tracker cannot be used; None if it can."""
-    stored: bool
-    """Whether the tracker has the study."""
-    known: Knowledge | None
-    """None before the first cell has finished."""
-    learning_rate: RateCheck | None = None
-    """Whether the learning rate was checked; None while no pair of depths can be compared."""
-    answer: Sequence[str] = ()
-    """The first sentences of the answer."""
+    """The process that runs the study."""
 
     @property
     def cells(self) -> list[PlannedCell]:
         """The cells that have a state."""
         return [planned for planned in self.plan.pool if planned.cell.key in self.states]
 
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of cells in each state."""
+        return Counter(self.states.values())
 
-def status(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableType]:
-    """The state of a study as a JSON document and for a terminal; changes nothing."""
-    state = study_status(spec, results)
-    return status_json(state), status_table(state)
+    @property
+    def flops(self) -> float:
+        """Training FLOPs of the cells that have a row."""
+        ended = [
+            (planned, self.rows[planned.cell.key]) for planned in self.cells if planned.cell.key in self.rows
+        ]
+        return math.fsum(planned.flops * row.trained_share for planned, row in ended)
+
+    @cached_property
+    def answer(self) -> "tuple[list[str], RateCheck | None]":
+        """The answer of the last finished run, and whether the learning rate was checked; empty without a fit."""
+        fit = self.paths.fit
+        if fit is None:
+            return [], None
+        from analysis.fit.answer import short_answer
+
+        return short_answer(fit.crossings, fit.best, fit.level), fit.learning_rate
 
 
 def study_status(spec: StudySpec, results: Path) -> StudyStatus:
-    """Read the state of a study from its ledger, and from the tracker which rows it has."""
-    plan = make_plan(spec, to_read=True)
-    paths = study_paths(spec, results.resolve())
-    recorded = paths.ledger.rows()
-    rows = study_rows(plan, recorded)
-    plan = with_recorded(plan, rows)
-    driver, started = paths.driver(), paths.unfinished
-    running = started.running if driver else set()
+    """Read the state of a study; changes nothing."""
+    plan, paths = make_plan(spec, to_read=True), study_paths(spec, results.resolve())
+    rows = study_rows(plan, paths.ledger.rows())
+    plan, driver = with_recorded(plan, rows), paths.driver()
+    running = paths.unfinished.running if driver else set()
     states: dict[str, str] = {}
     for planned in plan.pool:
         key = planned.cell.key
@@ -111,47 +82,45 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
             states[key] = "running" if key in running else rows[key].status
         elif not plan.search.chooses_cells:
             states[key] = "missing"
-    tracker = make_tracker(spec, paths, {})
-    problem = tracker.problem()
-    sent = None if problem else tracker.recorded()
-    own = {key: row.tags.get(ENDED) for key, row in recorded.items() if row.study == spec.name}
-    waiting = None if problem else sum((sent or {}).get(key) != ended for key, ended in own.items())
-    study = study_of_rows(plan, rows)
-    begun = unfinished_cells(plan, rows, started, paths.checkpoints)
-    known = _knowledge(spec, plan, rows, study, begun)
-    check = planned_check(plan, study) if study else None
-    answer = short_answer(study.crossings.items, study.best, study.crossings.level) if study else []
-    return StudyStatus(plan, rows, states, driver, waiting, problem, sent is not None, known, check, answer)
+    return StudyStatus(plan, paths, rows, states, driver)
 
 
-def _knowledge(
-    spec: StudySpec, plan: Plan, rows: Mapping[str, Row], study: Study | None, begun: list[str]
-) -> Knowledge | None:
-    """What the finished cells show; `begun` are keys of started cells without a row."""
-    ended = [(planned, rows[planned.cell.key]) for planned in plan.main if planned.cell.key in rows]
-    if not ended:
-        return None
-    known = estimate_from(study, objective_of(spec))
-    flops = math.fsum(planned.flops * row.trained_share for planned, row in ended)
-    state = make_search(spec, plan, outcomes(rows), begun).state() if spec.search.chooses_cells else None
-    if state is None:
-        return Knowledge(len(ended), flops, known)
-    return Knowledge(len(ended), flops, known, state.next, next_words(state), state.ending)
+def status(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableType]:
+    """The state of a study as a JSON document and for a terminal."""
+    state = study_status(spec, results)
+    return status_json(state), status_table(state)
+
+
+def status_of_all(results: Path) -> tuple[list[dict[str, Any]], RenderableType]:
+    """The counts of every study of a results folder as a JSON document, and one line each for a terminal."""
+    found: list[dict[str, Any]] = []
+    table = Table(box=None, header_style="dim")
+    for name in ("study", *KINDS, "process"):
+        table.add_column(name, justify="left" if name == "study" else "right")
+    for file in sorted(results.glob(f"*/{SPEC}")):
+        try:
+            state = study_status(load_spec(str(file)), results)
+        except SpecError as error:
+            found.append({"study": file.parent.name, "problem": str(error)})
+            table.add_row(file.parent.name, "its spec cannot be read")
+            continue
+        found.append({"study": state.plan.name, "driver": state.driver, "counts": state.counts})
+        numbers = [str(state.counts[kind] or "-") for kind in KINDS]
+        table.add_row(state.plan.name, *numbers, str(state.driver or "-"))
+    return found, table if found else Text(f"There is no study in {results} yet.")
 
 
 def status_json(state: StudyStatus) -> dict[str, Any]:
     """The state of a study as a JSON document."""
+    answer, learning_rate = state.answer
     document: dict[str, Any] = to_json(
         {
             "study": state.plan.name,
             "driver": state.driver,
-            "online": state.problem is None,
-            "stored": state.stored,
-            "counts": Counter(state.states.values()),
-            "waiting_for_mlflow": state.waiting,
-            "known": state.known.document() if state.known else None,
-            "answer": state.answer,
-            "learning_rate": state.learning_rate,
+            "counts": state.counts,
+            "flops": state.flops,
+            "answer": answer,
+            "learning_rate": learning_rate,
             "cells": [
                 {
                     "cell": planned.cell.key,
@@ -170,15 +139,13 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
 
 def status_table(state: StudyStatus) -> RenderableType:
     """The state of a study for a terminal: counts by depth, then each failure with its reason."""
-    kinds = ("done", "diverged", "failed", "running", "missing")
     table = Table(box=None, header_style="dim")
-    for name in ("depth", *kinds):
+    for name in ("depth", *KINDS):
         table.add_column(name, justify="right")
     for depth in sorted({p.cell.shape.depth for p in state.cells}):
         counts = Counter(state.states[p.cell.key] for p in state.cells if p.cell.shape.depth == depth)
-        table.add_row(str(depth), *(str(counts[kind] or "-") for kind in kinds))
-    total = Counter(state.states.values())
-    table.add_row("all", *(str(total[kind] or "-") for kind in kinds), style="bold")
+        table.add_row(str(depth), *(str(counts[kind] or "-") for kind in KINDS))
+    table.add_row("all", *(str(state.counts[kind] or "-") for kind in KINDS), style="bold")
     driver = f"run by process {state.driver}" if state.driver else "not running"
     lines = []
     for planned in state.cells:
@@ -186,19 +153,11 @@ def status_table(state: StudyStatus) -> RenderableType:
         if row and row.reason:
             text = f"{row.status} {planned.title} ({planned.cell.key}): {row.reason}"
             lines.append(Text(text, style="red"))
-    lines += [Text(sentence) for sentence in state.answer]
-    if state.known:
-        if state.plan.search.chooses_cells:
-            lines.append(Text(state.known.estimate.words))
-        if state.known.next:
-            lines.append(Text(f"next: {state.known.next_words}", style="dim"))
-        if state.known.ended:
-            lines.append(Text(f"the search has ended: {state.known.ended.words}"))
-    if state.learning_rate:
-        lines.append(Text(state.learning_rate.sentence))
-    if state.problem:
-        lines.append(Text(f"{state.problem}; the rows above are still complete", style="yellow"))
-    elif state.waiting:
-        text = f"{state.waiting} rows are not in MLflow yet; `interplay run` sends them"
-        lines.append(Text(text, style="yellow"))
+    answer, learning_rate = state.answer
+    lines += [Text(sentence) for sentence in answer]
+    if learning_rate:
+        lines.append(Text(learning_rate.sentence))
+    if state.rows and (not answer or state.counts["running"] or state.counts["missing"]):
+        last = "This is the answer of the last finished run. " if answer else ""
+        lines.append(Text(f"{last}`interplay fit` fits the rows so far.", style="dim"))
     return Group(Text(f"{state.plan.name}: {driver}"), table, *lines)

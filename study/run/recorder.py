@@ -5,14 +5,13 @@ import math
 import time
 from typing import Any
 
-from analysis.runs.mlflow import MEASURE
 from study.plan import Plan, PlannedCell
 from study.run.console import Viewer
 from study.search import Search
 from study.spec.devices import DEVICES
-from study.tracking.mirror import Mirror
+from study.tracking.mlflow_mirror import Mirror
 from study.tracking.provenance import revision
-from study.tracking.rows import ENDED, LOST_TRIALS, PURPOSE, START, CurveUpdate, Row
+from study.tracking.rows import CurveUpdate, Parameters, Row, Status
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import identity
 from trainables.progress import Progress, Result
@@ -46,11 +45,9 @@ class Recorder:
     def started(self, planned: PlannedCell) -> None:
         """Record that a cell has started, or starts again after its trial was lost."""
         key, row = planned.cell.key, self.rows.get(planned.cell.key)
-        lost = self.unfinished.lost_trials(key)
-        if not lost and row and LOST_TRIALS in row.tags:
-            lost = row.tags[LOST_TRIALS].split(" | ")
+        lost = self.unfinished.lost_trials(key) or list(row.lost if row else ())
         self.unfinished.start(key, lost)
-        self._send(planned, tags=self._lost_tags(key))
+        self._send(planned, lost=tuple(lost))
         if self.viewer:
             self.viewer.started(planned)
 
@@ -79,7 +76,7 @@ class Recorder:
     def retried(self, planned: PlannedCell, reason: str) -> None:
         """Record that a trial of a cell was lost, at once: the driver may be stopped before the cell ends."""
         self.unfinished.lose(planned.cell.key, reason)
-        self._send(planned, tags=self._lost_tags(planned.cell.key))
+        self._send(planned, lost=tuple(self.unfinished.lost_trials(planned.cell.key)))
         if self.viewer:
             self.viewer.retried(planned, reason)
 
@@ -89,40 +86,27 @@ class Recorder:
             self.viewer.notice(text)
 
     def _send(self, planned: PlannedCell, **parts: Any) -> None:
-        params = cell_params(self.plan, planned)
-        self.mirror.put(CurveUpdate(planned.cell.key, planned.title, params, **parts))
+        parameters = cell_parameters(self.plan, planned)
+        self.mirror.put(CurveUpdate(planned.cell.key, planned.title, parameters, **parts))
 
-    def _lost_tags(self, key: str) -> dict[str, str]:
-        reasons = self.unfinished.lost_trials(key)
-        return {LOST_TRIALS: " | ".join(reasons)} if reasons else {}
-
-    def _record(self, planned: PlannedCell, status: str, reason: str | None, result: Result | None) -> None:
+    def _record(
+        self, planned: PlannedCell, status: Status, reason: str | None, result: Result | None
+    ) -> None:
         # In milliseconds, and never the same twice: a search resumes from the rows in this order.
         self._last_end = max(round(time.time(), 3), round(self._last_end + 0.001, 3))
-        tags = {ENDED: f"{self._last_end:.3f}", "interplay.revision": self.revision}
-        tags |= self._lost_tags(planned.cell.key)
-        if planned.purpose:
-            tags[PURPOSE] = planned.purpose
-        if result:
-            tags |= {
-                "interplay.device": result.device,
-                "interplay.resumed_from": str(result.resumed_from or ""),
-                "interplay.notes": " ".join(result.notes),
-            }
-        row = Row.model_validate(
-            {
-                "cell": planned.cell.key,
-                "name": planned.title,
-                "study": self.paths.name,
-                "protocol": self.plan.protocol,
-                "status": status,
-                "reason": reason,
-                "params": cell_params(self.plan, planned),
-                "metrics": metrics_of(self.plan.device, planned, result) if result else {},
-                "tags": tags,
-                "points": result.points if result else (),
-                "evaluations": result.evaluations if result else (),
-            }
+        row = Row(
+            cell=planned.cell.key,
+            name=planned.title,
+            study=self.paths.name,
+            protocol=self.plan.protocol,
+            purpose=planned.purpose,
+            status=status,
+            reason=reason,
+            ended=self._last_end,
+            lost=tuple(self.unfinished.lost_trials(planned.cell.key)),
+            revision=self.revision,
+            parameters=cell_parameters(self.plan, planned),
+            **(measured(self.plan.device, planned, result) if result else {}),
         )
         self.ledger.put(row)
         self.mirror.ended(row)
@@ -132,7 +116,7 @@ class Recorder:
             self.viewer.note = state.estimate.words if state.estimate else ""
 
 
-def cell_params(plan: Plan, planned: PlannedCell) -> dict[str, str | int | float | None]:
+def cell_parameters(plan: Plan, planned: PlannedCell) -> Parameters:
     """Return the parameters of a cell, one value per name: options of DeepSpeed and the base shape are JSON."""
     cell = planned.cell
     return {
@@ -146,22 +130,26 @@ def cell_params(plan: Plan, planned: PlannedCell) -> dict[str, str | int | float
     }
 
 
-def metrics_of(device: str, planned: PlannedCell, result: Result) -> dict[str, float]:
-    """Return the final metrics of a cell; its utilisation is of the peak on the data sheet of the device."""
+def measured(device: str, planned: PlannedCell, result: Result) -> dict[str, Any]:
+    """Return the fields of a row that describe the training of its cell."""
     peak = planned.layout.ranks * DEVICES[device].peak[planned.cell.recipe.precision]
-    metrics = {
-        "train_seconds": result.train_seconds,
-        "tokens_per_second": result.tokens_per_second,
+    done, size = result.status == "done", result.bytes_per_token
+    loss = result.loss if done else None
+    names = (
+        "train_seconds",
+        "tokens_per_second",
+        "memory_bytes",
+        "epochs",
+        "start",
+        "device",
+        "resumed_from",
+    )
+    curves = ("notes", "points", "evaluations")
+    return {
+        **{name: getattr(result, name) for name in (*names, *curves)},
+        "loss": loss,
+        "bits_per_byte": loss / math.log(2) / size if loss is not None and size else None,
         "utilisation": result.flops_per_second / peak,
-        "memory_bytes": float(result.memory_bytes),
-        "epochs": result.epochs,
         "trained_share": result.step / planned.cell.recipe.steps,
+        "measures": result.evaluations[-1].measures if done and result.evaluations else {},
     }
-    if result.loss is not None:
-        metrics["loss"] = result.loss
-        if result.bytes_per_token:
-            metrics["bits_per_byte"] = result.loss / math.log(2) / result.bytes_per_token
-    if result.evaluations and result.status != "diverged":
-        last = result.evaluations[-1].measures
-        metrics |= {f"{MEASURE}{name}": value for name, value in last.items()}
-    return metrics | {f"{START}{name}": value for name, value in result.start.items()}

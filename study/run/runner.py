@@ -28,13 +28,12 @@ from study.search.source import DATABASE
 from study.spec.devices import DEVICES
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_recorded
-from study.tracking.mirror import Mirror
+from study.tracking.mlflow_mirror import make_mirror
 from study.tracking.ownership import check_owner
 from study.tracking.provenance import revision, versions
-from study.tracking.rows import PURPOSE, Row
+from study.tracking.rows import Row
 from study.tracking.study_paths import SPEC, StudyPaths, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table, study_of_rows
-from study.tracking.tracker import make_tracker
 from study.workers.launch_failures import report_launch_failures
 from study.workers.machines import (
     Machine,
@@ -111,12 +110,9 @@ class _Run:
         self.check_interrupt = check_interrupt
         tags = {
             "interplay.revision": revision(),
-            "interplay.protocol": plan.protocol,
-            "interplay.spec": spec.to_yaml(),
             **{f"interplay.version.{name}": version for name, version in versions().items()},
         }
-        own = [row for row in recorded.values() if row.study == spec.name]
-        self.mirror = Mirror(make_tracker(spec, paths, tags), paths.ledger, own)
+        self.mirror = make_mirror(spec, plan.protocol, paths, recorded.values(), tags)
         if problem := self.mirror.open():
             self._warn(f"{problem}. Rows are kept in {paths.ledger.name} until it can be used.")
         rows = study_rows(plan, recorded)
@@ -152,7 +148,7 @@ class _Run:
         finally:
             self.search.close()
             self.mirror.close()
-            self.mirror.finish(status, paths.outputs)
+            self.mirror.finish(status)
             copy = copy_results(paths, paths.outputs, self.console) if paths.is_shared else None
         if self.mirror.problem:
             kept = f"All rows are in {paths.ledger.name}; the next run sends the missing ones."
@@ -257,7 +253,7 @@ class _Run:
     def _done(self) -> dict[str, float | None]:
         """The losses of ended cells; of sensitivity runs the total has only those that are still to run."""
         ended = {key: row for key, row in self.rows.items() if row.status != "failed"}
-        return {key: row.loss for key, row in ended.items() if PURPOSE not in row.tags}
+        return {key: row.loss for key, row in ended.items() if not row.purpose}
 
     def _announce(self) -> None:
         plan, total, done = self.plan, self.search.total + self.recorder.sensitivity_cells, len(self._done())

@@ -20,8 +20,6 @@ from study.search.stopping_rule import StoppingRule, objective_of
 from study.spec.search import CrossingSection
 from study.spec.study import StudySpec
 
-#: How many of the next cells are shown.
-SHOWN = 3
 #: From this number of workers on, the time to choose cells matters.
 MANY_WORKERS = 8
 #: With that many workers, cells are chosen anew after at least this number of ended cells.
@@ -129,9 +127,8 @@ class CrossingSearch(Search):
 
     def state(self) -> SearchState:
         """Return the state now."""
-        upcoming = () if self.ending else tuple(self._upcoming())
         estimate = self._rule.latest(frame(self._rows))
-        return SearchState(len(self._rows), math.fsum(self._spent), estimate, upcoming, self.ending)
+        return SearchState(len(self._rows), math.fsum(self._spent), estimate)
 
     def _begin(self, key: str) -> PlannedCell:
         self._tried.add(key)
@@ -156,7 +153,7 @@ class CrossingSearch(Search):
         if basis != self._basis:
             options = self._affordable()
             pending = [*self._ended[seen:], *self._running.values()]
-            count = max(group, self._workers - len(self._running), SHOWN)
+            count = max(group, self._workers - len(self._running))
             rows = frame(self._rows[:seen])
             self._queue = propose(rows, pending, options, self._objective, count) if options else []
             self._basis = basis
@@ -220,13 +217,3 @@ def _option(planned: PlannedCell) -> Option:
     shape, seed = planned.cell.shape, planned.cell.seed
     params = float(shape.budget_params)
     return Option(shape.depth, shape.width, params, planned.lr_factor, seed, planned.flops)
-
-
-def next_words(state: SearchState) -> str:
-    """Return the next cells and why each is worth its cost, in one line; empty if the search has ended."""
-    shown = []
-    for choice in state.next[:SHOWN]:
-        option = choice.option
-        factor = "" if option.lr_factor == 1 else f" at {option.lr_factor:g} times the rate"
-        shown.append(f"L{option.depth}-d{option.width}-s{option.seed}{factor} ({choice.reason})")
-    return "; ".join(shown)

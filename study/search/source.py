@@ -12,7 +12,6 @@ from study.spec.search import CrossingSection, OptunaSection
 from study.spec.study import StudySpec
 
 if TYPE_CHECKING:
-    from analysis.design.next_cells import Choice
     from analysis.design.objective import Estimate
 
 
@@ -59,9 +58,6 @@ class SearchState:
     """Training FLOPs of these."""
     estimate: "Estimate | None"
     """At the last check; None before the first."""
-    next: "tuple[Choice, ...]"
-    """The cells that come next and why, best first; none if the search has ended."""
-    ending: SearchEnd | None
 
 
 class Search(Source):

@@ -49,7 +49,9 @@ def read_size(value: Any) -> Any:
 
 
 #: Bounds no study reaches: they turn a typing error into a refusal instead of an endless plan.
-Budget = Annotated[float, BeforeValidator(read_size, json_schema_input_type=float | str), Field(ge=1, le=1e15)]
+Budget = Annotated[
+    float, BeforeValidator(read_size, json_schema_input_type=float | str), Field(ge=1, le=1e15)
+]
 Depth = Annotated[int, Field(ge=1, le=10_000)]
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 Degree = Annotated[int, Field(ge=1, le=10_000)]

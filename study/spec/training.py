@@ -110,7 +110,10 @@ class TrainingSection(Section, RecipeFields):
     steps: int | None = Field(default=None, ge=1, le=10**12, description="optimizer steps")
     batch: int = Field(default=32, ge=1, le=10_000_000, description="sequences of one step, over all ranks")
     context: int = Field(default=128, ge=2, le=100_000_000, description="tokens of a sequence, T")
-    tokens: Annotated[float, BeforeValidator(read_size, json_schema_input_type=float | str), Field(ge=1, le=1e18)] | None = Field(
+    tokens: (
+        Annotated[float, BeforeValidator(read_size, json_schema_input_type=float | str), Field(ge=1, le=1e18)]
+        | None
+    ) = Field(
         default=None,
         description="instead of steps: training tokens, in whole steps; without both, 20 times the largest budget",
     )

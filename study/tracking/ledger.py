@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from analysis.files import write_text
 from study.plan import Outcome, Plan, PlannedCell
 from study.spec.frontier import heads_of
-from study.tracking.rows import PURPOSE, Row
+from study.tracking.rows import Row
 from trainables.cell import Shape
 from trainables.storage.storage import Folder, open_storage, patiently, shown, unusable
 
@@ -160,17 +160,16 @@ def with_recorded(plan: Plan, rows: Mapping[str, Row]) -> Plan:
 
 def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
     """Return the cell of a row that the plan does not list; None for one of another study."""
-    purpose = row.tags.get(PURPOSE, "")
-    if row.protocol != plan.protocol or not (purpose or plan.search.chooses_cells):
+    if row.protocol != plan.protocol or not (row.purpose or plan.search.chooses_cells):
         return None
-    if any(row.params.get(name) is None for name in SHAPE):
-        return None
-    depth, width, heads, seed = (int(row.params[name] or 0) for name in ("depth", "width", "heads", "seed"))
+    values = [float(row.parameters.get(name) or 0) for name in SHAPE]
+    (depth, width, heads, seed), (budget, factor) = map(int, values[:4]), values[4:]
     frontier = plan.planner.spec.frontier
     if depth not in frontier.depth_values or heads != heads_of(frontier, width):
         return None
-    budget, factor = float(row.params["budget"] or 0), float(row.params["lr_factor"] or 0)
-    planned = plan.planned_for(Shape(depth=depth, width=width, heads=heads), budget, factor, seed, purpose)
+    planned = plan.planned_for(
+        Shape(depth=depth, width=width, heads=heads), budget, factor, seed, row.purpose
+    )
     return planned if planned.cell.key == row.cell else None
 
 

@@ -1,31 +1,22 @@
-"""The record of a finished cell, and what a tracker is sent while cells run."""
+"""The record of a finished cell, and the new parts of the curve of a running one."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from analysis.runs.mlflow import MEASURE
 from trainables.progress import Evaluation, Point
 
 Status = Literal["done", "diverged", "failed"]
-#: The tag with the causes of a cell's lost trials, separated by ` | `.
-LOST_TRIALS = "interplay.lost_trials"
-#: The most characters of a tag that MLflow takes from every store.
-TAG_CHARACTERS = 4000
-#: The tag with the time at which a cell finished, in Unix seconds. No two rows of a study have the same.
-ENDED = "interplay.ended"
-#: The tag that marks cells trained for a comparison outside the main study, such as `sensitivity`.
-PURPOSE = "interplay.purpose"
-#: Prefix of final metrics measured before the first step. Those measured with the loss at the end have `MEASURE`.
-START = "start."
-
-Params = Mapping[str, str | int | float | None]
+#: The parameters of a cell by name: its shape, size, seed, learning rate and recipe.
+Parameters = dict[str, str | int | float | None]
 
 
 class Row(BaseModel):
-    """The record of one finished cell: everything that the run table, the tracker and the report need."""
+    """The record of one finished cell: everything that the run table, the report and MLflow need.
+
+    The fields from `train_seconds` to `notes` describe the training; they are empty for a failed cell.
+    """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
@@ -33,56 +24,69 @@ class Row(BaseModel):
     name: str
     study: str = ""
     protocol: str
+    purpose: str = ""
+    """Purpose of a cell outside the main study, such as `sensitivity`."""
     status: Status
-    reason: str | None
-    params: dict[str, str | int | float | None]
-    metrics: dict[str, float]
-    tags: dict[str, str]
+    reason: str | None = None
+    ended: float = 0.0
+    """Time at which the cell finished, in Unix seconds. No two rows of a study have the same."""
+    lost: tuple[str, ...] = ()
+    """Causes of the lost trials."""
+    revision: str = ""
+    parameters: Parameters = {}
+    loss: float | None = None
+    """Final validation loss in nats per token; None unless the cell is done."""
+    bits_per_byte: float | None = None
+    train_seconds: float | None = None
+    tokens_per_second: float | None = None
+    utilisation: float | None = None
+    """Model FLOPs per second over the peak on the data sheet of the device, for all ranks."""
+    memory_bytes: float | None = None
+    epochs: float | None = None
+    trained_share: float = 1.0
+    """Fraction of its steps for which the cell was trained."""
+    measures: dict[str, float] = {}
+    """Measures other than the loss at the end, by name; see `trainables.progress.Evaluation`."""
+    start: dict[str, float] = {}
+    """Measures before the first step, by name."""
+    device: str = ""
+    resumed_from: int = 0
+    """Step of the checkpoint from which the last trial continued; 0 for none."""
+    notes: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
 
-    @property
-    def loss(self) -> float | None:
-        """Final validation loss in nats per token; None if it has none."""
-        return self.metrics.get("loss") if self.status == "done" else None
-
-    @property
-    def ended(self) -> float:
-        """Time at which the cell finished, in Unix seconds."""
-        return float(self.tags.get(ENDED) or 0.0)
-
-    @property
-    def measures(self) -> dict[str, float]:
-        """Measures other than the loss at the end, by name; see `trainables.progress.Evaluation`."""
-        return self._with_prefix(MEASURE)
-
-    @property
-    def start(self) -> dict[str, float]:
-        """Measures before the first step, by name."""
-        return self._with_prefix(START)
-
-    @property
-    def trained_share(self) -> float:
-        """Fraction of its steps for which the cell was trained."""
-        return self.metrics.get("trained_share", 1.0)
+    @model_validator(mode="before")
+    @classmethod
+    def _first_format(cls, value: Any) -> Any:
+        """Read a row of the first format, which had the parameters, metrics and tags of MLflow in three dicts."""
+        if not isinstance(value, dict) or not {"params", "metrics", "tags"} <= value.keys():
+            return value
+        metrics, tags = value["metrics"], {k.removeprefix("interplay."): v for k, v in value["tags"].items()}
+        lost, notes = tags.pop("lost_trials", ""), tags.pop("notes", "")
+        row = {**value, **metrics, **tags, "parameters": value["params"]}
+        row["lost"] = lost.split(" | ") if lost else ()
+        row["notes"] = (notes,) if notes else ()
+        row["resumed_from"] = tags.get("resumed_from") or 0
+        row["loss"] = metrics.get("loss") if value["status"] == "done" else None
+        for name, prefix in (("measures", "measure."), ("start", "start.")):
+            row[name] = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
+        return row
 
     def without_curves(self) -> Self:
         """Return the row with the validation losses as its only curve, so that memory does not grow with a study."""
         losses = tuple(one.model_copy(update={"measures": {}}) for one in self.evaluations)
         return self.model_copy(update={"points": (), "evaluations": losses})
 
-    def _with_prefix(self, prefix: str) -> dict[str, float]:
-        return {k.removeprefix(prefix): value for k, value in self.metrics.items() if k.startswith(prefix)}
-
 
 @dataclass
 class CurveUpdate:
-    """New parts of the curve of a running cell, and tags to set before the cell has finished."""
+    """New parts of the curve of a running cell, and the causes of its lost trials."""
 
     cell: str
     name: str
-    params: Params
+    parameters: Parameters
     points: list[Point] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     start: dict[str, float] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()

@@ -1,13 +1,16 @@
 """The files and folders of a study, and the lock that keeps a second driver out."""
 
+import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+import psutil
 from filelock import FileLock, Timeout
 
 from study.errors import SpecError
@@ -17,14 +20,18 @@ from study.spec.study import StudySpec
 from study.tracking.ledger import Ledger, UnfinishedCells
 from trainables.storage.storage import located, under
 
+if TYPE_CHECKING:
+    # Reading a plan loads no numerical library.
+    from analysis.fit.document import Fit
+
 #: The file in a study's folder that names its storage, if that is not the results folder.
 STORAGE = "storage"
 #: The spec of a series in the folder of its page; a study has `spec.yaml`.
 SERIES = "series.yaml"
+#: Seconds within which two processes of one id started if they are the same.
+SAME_START_SECONDS = 10.0
 #: The spec of a study in its folder.
 SPEC = "spec.yaml"
-#: The folder of MLflow's artifacts in a results folder.
-ARTIFACTS = "mlartifacts"
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,17 @@ class StudyPaths:
         return self.folder / "runs.csv"
 
     @property
+    def fit(self) -> "Fit | None":
+        """The fit of the last run that finished; None without it, or if another version has written it."""
+        from analysis.errors import InputError
+        from analysis.fit.document import Fit
+
+        try:
+            return Fit.from_json(json.loads((self.folder / "fit.json").read_text()))
+        except (FileNotFoundError, ValueError, InputError):
+            return None
+
+    @property
     def outputs(self) -> list[Path]:
         """The files and folders that a finished study has written for its user."""
         names = (SPEC, "runs.csv", "fit.json", "report.html", "figures")
@@ -118,27 +136,26 @@ class StudyPaths:
         owner = self.folder / "run.pid"
         try:
             with lock:
-                owner.write_text(str(os.getpid()))
+                owner.write_text(f"{os.getpid()} {psutil.Process().create_time()}")
                 try:
                     yield
                 finally:
                     owner.unlink(missing_ok=True)
         except Timeout:
             raise SpecError(
-                f"the study {self.name!r} in {self.results} is being run by process {owner.read_text().strip()}; "
+                f"the study {self.name!r} in {self.results} is being run by process {self.driver() or '?'}; "
                 "wait for it, stop it with Ctrl-C (nothing is lost), or use another --results folder."
             ) from None
 
     def driver(self) -> int | None:
-        """The id of the process that runs the study now, None if there is none."""
-        owner = self.folder / "run.pid"
-        if not owner.is_file():
-            return None
+        """The id of the process of this machine that runs the study now, None if there is none. Takes no lock."""
         try:
-            with FileLock(self.folder / "run.lock", timeout=0):
-                return None
-        except Timeout:
-            return int(owner.read_text())
+            pid, began = (self.folder / "run.pid").read_text().split()
+            process = psutil.Process(int(pid))
+            # The id may be another process's by now. psutil's time moves with the clock of the machine.
+            return process.pid if abs(process.create_time() - float(began)) < SAME_START_SECONDS else None
+        except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+            return None
 
 
 def study_paths(spec: StudySpec, results: Path) -> StudyPaths:

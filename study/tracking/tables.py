@@ -46,7 +46,7 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
             "status": row.status,
             "reason": row.reason,
             "vocabulary": plan.vocabulary,
-            **{name: row.metrics.get(name) for name in MEASURED},
+            **{name: getattr(row, name) for name in MEASURED},
             **{name: row.measures.get(name) for name in measured},
             "protocol": row.protocol,
             **({"order": order[row.cell]} if not plan.search.is_grid else {}),

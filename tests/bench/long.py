@@ -22,7 +22,6 @@ from study.run.runner import run_study
 from study.run.trial import run_trial
 from study.run.tuner import CellCallback
 from study.spec.study import load_spec
-from study.tracking.study_paths import ARTIFACTS
 from tests.bench.driver import Meter, metered
 from tests.bench.figure import Figure
 from tests.study.small import SMALL
@@ -123,7 +122,7 @@ def measure(folder: Path, cells: int = CELLS, workers: int = WORKERS) -> list[Fi
     parts = {
         "the row file": (study / "rows",),
         "the weights": (study / "models",),
-        "MLflow": (folder / "mlflow.db", folder / ARTIFACTS),
+        "MLflow": (folder / "mlflow.db",),
     }
     sizes = {name: _size(*paths) / count / 1024 for name, paths in parts.items()}
     ours = ", ".join(f"{name} {size:.1f}" for name, size in sizes.items())

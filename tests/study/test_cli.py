@@ -19,11 +19,11 @@ from study.plan import make_plan
 from study.results.sources import Reading
 from study.run.runner import Summary
 from study.spec.study import load_spec
-from study.tracking.mlflow_client import Experiment, tracking_uri
-from study.tracking.rows import Row
+from study.tracking.mlflow_store import Experiment, tracking_uri
 from study.tracking.study_paths import study_paths
 from tests.simulated_study import Truth, shapes_of, simulate
 from tests.study.small import SMALL
+from tests.study.tracking import examples
 from tests.tables import CROSSINGS, foreign_runs, one_size_a_depth
 from trainables.cell import Cell
 
@@ -425,9 +425,9 @@ def test_every_ending_of_a_table_is_known(tmp_path, suffix):
 def elsewhere(tmp_path):
     """An MLflow store that is not the results folder's, with one trial."""
     uri = f"sqlite:///{tmp_path / 'other.db'}"
-    store = Experiment(uri, "mine", tmp_path / "artifacts")
+    store = Experiment(uri, "mine")
     tags = {"interplay.kind": "trial", "interplay.cell": "c", "interplay.status": "done"}
-    run = store.client.create_run(store.experiment_id, tags=tags)
+    run = store.client.create_run(store.id, tags=tags)
     for name, value in {"depth": 1, "width": 8, "seed": 0}.items():
         store.client.log_param(run.info.run_id, name, value)
     store.client.log_metric(run.info.run_id, "loss", 1.0)
@@ -453,38 +453,51 @@ def test_no_password_of_the_environment_is_shown(command, monkeypatch):
         assert "hunter2" not in out + err
 
 
-def test_asking_for_a_status_makes_nothing(command, tmp_path, elsewhere):
-    before = sorted(tmp_path.rglob("*"))
-    for uri in ("auto", "sqlite:///absent.db", elsewhere):
+def test_asking_for_a_status_makes_nothing(command, tmp_path):
+    for uri in ("auto", "sqlite:///absent.db", "http://127.0.0.1:9"):
         status, out, err = command("status", SMALL, "--json", "--set", f"tracking.uri={uri}")
         assert (status, err) == (0, "")
-        document = json.loads(out)
-        assert (document["online"], document["stored"], document["counts"]) == (True, False, {"missing": 45})
-    assert sorted(tmp_path.rglob("*")) == before
-    assert Experiment(elsewhere, "mine").client.get_experiment_by_name("small") is None
-    document = json.loads(command("status", SMALL, "--json", "--set", "tracking.uri=http://127.0.0.1:9")[1])
-    assert document["online"] is False
+        assert json.loads(out)["counts"] == {"missing": 45}
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_status_has_all_rows_without_mlflow(command, tmp_path):
+def test_the_rows_are_mirrored_to_mlflow_again_and_not_twice(command, tmp_path, template):
     spec = load_spec(SMALL)
-    plan = make_plan(spec)
-    planned = plan.cells[0]
-    study_paths(spec, tmp_path / "results").ledger.put(
-        Row(
-            cell=planned.cell.key, name=planned.cell.name, study=spec.name, protocol=plan.protocol, status="done",
-            reason=None, params={}, metrics={"loss": 1.5}, tags={"interplay.ended": "1"},
+    plan, paths = make_plan(spec), study_paths(spec, tmp_path / "results")
+    assert "no rows" in command("mirror", SMALL)[2]
+    for planned, end in zip(plan.cells[:3], (1.0, 2.0, 3.0), strict=True):
+        row = examples.row(
+            planned.cell.key, name=planned.title, study=spec.name, protocol=plan.protocol, ended=end
         )
-    )  # fmt: skip
-    status, out, _ = command("status", SMALL, "--json")
-    document = json.loads(out)
-    assert status == 0
-    assert document["counts"] == {"done": 1, "missing": 44}
-    assert (document["stored"], document["waiting_for_mlflow"]) == (False, 1)
-    document = json.loads(command("status", SMALL, "--json", "--set", "tracking.uri=http://127.0.0.1:9")[1])
-    assert document["counts"] == {"done": 1, "missing": 44}
-    assert (document["online"], document["waiting_for_mlflow"]) == (False, None)
-    assert not (tmp_path / "results" / "mlflow.db").exists()
+        paths.ledger.put(row)
+    seen = []
+    lost = shutil.ignore_patterns("mlflow.db")  # another place, because MLflow keeps connections to a file
+    shutil.copytree(tmp_path / "results", tmp_path / "copy", ignore=lost)
+    for folder in ("results", "results", "copy"):
+        if not (tmp_path / folder / "mlflow.db").exists():
+            shutil.copy(template, tmp_path / folder / "mlflow.db")
+        status, out, err = command("mirror", SMALL, "--results", folder)
+        assert (status, err) == (0, "")
+        assert "3 rows of small" in out
+        experiment = Experiment(tracking_uri("auto", tmp_path / folder), spec.experiment)
+        runs = list(experiment.runs("attributes.status != 'nothing'"))
+        assert len(runs) == 4
+        cells = {run.data.tags["interplay.cell"]: run for run in runs if "interplay.cell" in run.data.tags}
+        curves = {
+            name: [one.step for one in experiment.client.get_metric_history(run.info.run_id, name)]
+            for run in cells.values()
+            for name in run.data.metrics
+        }
+        seen.append(
+            (
+                {cell: (run.data.metrics, run.data.params, run.info.end_time) for cell, run in cells.items()},
+                curves,
+            )
+        )
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][1]["train_loss"] == [10, 20]
+    assert [end for _, _, end in sorted(seen[0][0].values(), key=lambda one: one[2])] == [1000, 2000, 3000]
+    assert command("mirror", SMALL, "--set", "tracking.uri=http://127.0.0.1:9")[0] == 2
 
 
 def test_a_hash_in_the_results_path_is_fine(tmp_path):

@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from analysis.runs.mlflow import MEASURE
 from study.commands.series import page_words, report_series
 from study.plan.plan import make_plan
 from study.spec.study import load_spec, members
@@ -36,8 +35,7 @@ def leave_rows(folder, *overrides, value=loss):
             study_paths(member.spec, folder).ledger.put(
                 Row(
                     cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done",
-                    reason=None, params={}, tags={"interplay.ended": str(rank + 1)},
-                    metrics={"loss": value(planned, CROSSING[member.value]), f"{MEASURE}accuracy": 0.5},
+                    ended=rank + 1.0, loss=value(planned, CROSSING[member.value]), measures={"accuracy": 0.5},
                 )
             )  # fmt: skip
     return spec

@@ -1,16 +1,22 @@
-"""What `interplay status` knows of a study from its rows alone."""
+"""What `interplay status` shows of a study from its files alone."""
 
 import io
 import json
 import multiprocessing
+import os
+from unittest import mock
 
+import pytest
 from rich.console import Console
 
+from analysis.fit.answer import short_answer
 from study.plan.plan import make_plan
+from study.results.rate_check import study_fit
 from study.results.status import status_json, status_table, study_status
 from study.spec.study import load_spec
 from study.tracking.rows import Row
 from study.tracking.study_paths import study_paths
+from study.tracking.tables import run_table
 from tests.study.search.test_crossing_search import loss_of
 from tests.study.small import SMALL
 from tests.study.tracking.test_ledger import hold
@@ -27,8 +33,8 @@ def write(folder, *overrides, cells):
         own = {**shape.model_dump(), **{name: planned.row()[name] for name in names}}
         study_paths(spec, folder).ledger.put(
             Row(
-                cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done", reason=None,
-                params=own, metrics={"loss": loss_of(planned)}, tags={"interplay.ended": str(rank + 1)},
+                cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done",
+                parameters=own, loss=loss_of(planned), ended=rank + 1.0,
             )
         )  # fmt: skip
     return study_status(spec, folder)
@@ -40,43 +46,59 @@ def text(state):
     return console.file.getvalue()
 
 
-def test_a_searchs_status_lists_what_it_trained_and_names_what_comes_next(tmp_path):
+def test_a_searchs_status_lists_what_it_trained(tmp_path):
     state = write(tmp_path, CROSSING, cells=lambda plan: [p for p in plan.pool if p.cell.seed < 2][:30])
     document = status_json(state)
     assert document["counts"] == {"done": 30}
     assert len(document["cells"]) == 30
-    known = document["known"]
-    assert known["cells"] == 30
-    assert known["next"][0]["reason"]
-    assert known["flops"] > 0
-    assert "next: L" in text(state)
+    assert document["flops"] == pytest.approx(sum(planned.flops for planned in state.cells))
+    assert (document["answer"], document["learning_rate"]) == ([], None)
+    assert "`interplay fit` fits the rows so far" in text(state)
 
 
-def test_a_grids_status_has_the_answer_too_and_lists_what_is_missing(tmp_path):
-    state = write(
-        tmp_path, "search.sampler=grid", cells=lambda plan: [p for p in plan.cells if p.cell.seed < 2]
-    )
-    document = status_json(state)
-    assert document["counts"] == {"done": 30, "missing": 15}
-    assert document["answer"]
-    assert all(sentence in text(state) for sentence in document["answer"])
+def test_a_grids_status_lists_what_is_missing_and_has_the_answer_of_the_last_fit(tmp_path):
+    half = {"cells": lambda plan: [p for p in plan.cells if p.cell.seed < 2]}
+    state = write(tmp_path, "search.sampler=grid", **half)
+    assert status_json(state)["counts"] == {"done": 30, "missing": 15}
+    fitted = study_fit(state.plan, run_table(state.plan, state.rows))
+    state.paths.folder.mkdir(exist_ok=True)
+    (state.paths.folder / "fit.json").write_text(json.dumps(fitted.to_json()))
+    state = write(tmp_path, "search.sampler=grid", **half)
+    document, shown = status_json(state), text(state)
+    assert document["answer"] == short_answer(fitted.crossings, fitted.best, fitted.level) != []
+    assert all(sentence in shown for sentence in document["answer"])
     assert not document["learning_rate"]["checked"]
-    assert document["learning_rate"]["runs"] > 0
-    assert "sensitivity.lr_factors=[0.5,2]" in text(state)
-    assert document["known"]["next"] == []
-    assert document["known"]["ended"] is None
+    assert "sensitivity.lr_factors=[0.5,2]" in shown
+    assert "last finished run" in shown
+    (state.paths.folder / "fit.json").write_text("{")
+    assert status_json(study_status(state.plan.planner.spec, tmp_path))["answer"] == []
 
 
-def test_a_study_without_rows_knows_nothing(tmp_path):
-    state = write(tmp_path, CROSSING, cells=lambda plan: [])
-    assert status_json(state)["known"] is None
-    assert status_json(state)["counts"] == {}
+def test_without_a_spec_the_status_lists_all_studies_of_the_folder(command, tmp_path):
+    assert "no study in results" in command("status")[1]
+    folder = tmp_path / "results"
+    write(folder, cells=lambda plan: plan.cells[:3])
+    for name, content in (("small", load_spec(SMALL).to_yaml()), ("broken", "name: [")):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "spec.yaml").write_text(content)
+    status, out, _ = command("status", "--json")
+    broken, small = json.loads(out)
+    assert status == 0
+    assert small == {"study": "small", "driver": None, "counts": {"done": 3, "missing": 42}}
+    assert broken["study"] == "broken"
+    assert broken["problem"]
+    assert len(command("status")[1].strip().splitlines()) == 3
+    assert command("status", "--set", "training.seeds=5")[0] == 2
 
 
-def test_a_search_that_has_ended_says_which_limit_ended_it(tmp_path):
-    state = write(tmp_path, CROSSING, "search.max_cells=6", cells=lambda plan: plan.cells[:6])
-    assert status_json(state)["known"]["ended"]["limit"] == "max_cells"
-    assert "the search has ended: the limit of 6 cells is reached." in text(state)
+def test_asking_for_a_status_takes_no_lock(tmp_path):
+    """A run that starts at the same time would be refused."""
+    state = write(tmp_path, cells=lambda plan: plan.cells[:1])
+    state.paths.folder.mkdir(exist_ok=True)
+    (state.paths.folder / "run.pid").write_text(f"{os.getpid()} 12.5")
+    with mock.patch("study.tracking.study_paths.FileLock", side_effect=AssertionError):
+        state = study_status(state.plan.planner.spec, tmp_path)
+    assert state.driver is None, "the id is that of another process by now"
 
 
 def test_a_second_driver_of_a_study_is_refused_and_its_status_names_the_first(command, tmp_path):

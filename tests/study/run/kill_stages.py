@@ -17,11 +17,11 @@ STAGES = {
     "before the cell is finished": ("study.tracking.ledger", "UnfinishedCells.end", "before"),
     "after the cell is finished": ("study.tracking.ledger", "UnfinishedCells.end", "after"),
     "after the checkpoint": ("study.run.recorder", "discard", "after"),
-    "before MLflow": ("study.tracking.mlflow_tracker", "MlflowTracker.log_row", "before"),
+    "before MLflow": ("study.tracking.mlflow_mirror", "MlflowStudy.log_row", "before"),
     "before the run of MLflow ends": ("mlflow.tracking", "MlflowClient.set_terminated", "before"),
-    "after MLflow": ("study.tracking.mlflow_tracker", "MlflowTracker.log_row", "after"),
-    "before the study ends in MLflow": ("study.tracking.mlflow_tracker", "MlflowTracker.finish", "before"),
-    "after the study ends in MLflow": ("study.tracking.mlflow_tracker", "MlflowTracker.finish", "after"),
+    "after MLflow": ("study.tracking.mlflow_mirror", "MlflowStudy.log_row", "after"),
+    "before the study ends in MLflow": ("study.tracking.mlflow_mirror", "MlflowStudy.finish", "before"),
+    "after the study ends in MLflow": ("study.tracking.mlflow_mirror", "MlflowStudy.finish", "after"),
 }
 
 

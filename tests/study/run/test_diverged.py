@@ -10,7 +10,7 @@ from rich.console import Console
 
 from study.run import runner
 from study.spec.study import load_spec
-from study.tracking.mlflow_client import Experiment, tracking_uri
+from study.tracking.mlflow_store import Experiment, tracking_uri
 from tests.stubs import stub_result
 from tests.study.run.test_study import SPEC
 

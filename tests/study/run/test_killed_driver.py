@@ -15,7 +15,7 @@ from rich.console import Console
 from study.run import runner
 from study.spec.study import load_spec
 from study.tracking.ledger import Ledger
-from study.tracking.mlflow_client import Experiment, tracking_uri
+from study.tracking.mlflow_store import Experiment, tracking_uri
 from tests.stubs import stub_result
 from tests.study.run.kill_stages import STAGES, kill_at
 from tests.study.run.test_study import ALONE, SPEC, TWO, Laptop
@@ -45,7 +45,7 @@ def spec(tmp_path, template, monkeypatch):
     monkeypatch.setattr("study.run.runner.run_cells", in_turn)
     monkeypatch.setattr("study.run.runner.private_ray", lambda slots: contextlib.nullcontext())
     monkeypatch.setattr("study.run.runner.answer", lambda *arguments: (None, None))
-    monkeypatch.setattr("study.tracking.mirror.BATCH_SECONDS", 0.05)
+    monkeypatch.setattr("study.tracking.mlflow_mirror.BATCH_SECONDS", 0.05)
     (tmp_path / "tiny.yaml").write_text(SPEC)
     (tmp_path / "results").mkdir()
     shutil.copy(template, tmp_path / "results" / "mlflow.db")

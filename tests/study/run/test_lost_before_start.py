@@ -11,7 +11,7 @@ from study.run.recorder import Recorder
 from study.run.trial import Report, TrialSettings
 from study.run.tuner import run_cells
 from study.spec.study import load_spec
-from study.tracking.mirror import Mirror
+from study.tracking.mlflow_mirror import Mirror
 from study.tracking.study_paths import StudyPaths
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
@@ -88,7 +88,7 @@ def test_a_trial_that_is_lost_before_its_start_is_recorded_with_its_cause(plan, 
     assert recorder.unfinished.running == {first.cell.key, second.cell.key}
     recorder.ended(second, stub_result(loss=1.0))
     (row,) = recorder.ledger.rows().values()
-    assert row.tags["interplay.lost_trials"] == "the process of the trial died"
+    assert row.lost == ("the process of the trial died",)
 
 
 @pytest.mark.slow
@@ -101,5 +101,5 @@ def test_a_process_that_dies_while_it_is_made_costs_a_retry_and_not_the_study(pl
     assert [event for event in recorder.events if event[0] == "started"] == [("started", n) for n in range(3)]
     rows = recorder.ledger.rows()
     assert sorted(row.loss for row in rows.values()) == [0.0, 1.0, 2.0]
-    assert "ActorDiedError" in rows[plan.cells[0].cell.key].tags["interplay.lost_trials"]
+    assert "ActorDiedError" in rows[plan.cells[0].cell.key].lost[0]
     assert recorder.unfinished.keys == []

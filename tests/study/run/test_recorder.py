@@ -1,7 +1,7 @@
 import pytest
 
 from study.plan import make_plan
-from study.run.recorder import metrics_of
+from study.run.recorder import measured
 from study.spec.study import load_spec
 from tests.stubs import stub_result
 from tests.study.small import SMALL
@@ -12,4 +12,4 @@ def test_the_utilisation_is_the_share_of_the_data_sheets_peak_on_all_ranks(ranks
     plan = make_plan(load_spec(SMALL, [f"resources.data_parallel={ranks}", "resources.slots=2"]))
     result = stub_result(flops_per_second=0.25 * ranks * 67e12)
     assert plan.precision == "fp32"
-    assert metrics_of("h100-80gb", plan.cells[0], result)["utilisation"] == pytest.approx(0.25)
+    assert measured("h100-80gb", plan.cells[0], result)["utilisation"] == pytest.approx(0.25)

@@ -21,7 +21,7 @@ import pytest
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.tracking.ledger import Ledger
-from study.tracking.mlflow_client import Experiment, tracking_uri
+from study.tracking.mlflow_store import Experiment, tracking_uri
 from tests.environment import environment_without
 from trainables.train.loop import train
 

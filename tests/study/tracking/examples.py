@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from study.tracking.mlflow_client import Experiment
-from study.tracking.mlflow_tracker import MlflowTracker
+from study.tracking.mlflow_mirror import MlflowStudy
+from study.tracking.mlflow_store import Experiment
 from study.tracking.rows import Row
+from study.tracking.study_paths import StudyPaths
 from trainables.progress import Evaluation, Point
 
 ALL_RUNS = "attributes.status != 'nothing'"
@@ -14,7 +15,7 @@ def point(step, loss=1.0):
     return Point(step=step, train_loss=loss, lr=0.1, grad_norm=2.0, tokens_per_second=3.0)
 
 
-def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None, ended="12.345", **changes):
+def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None, ended=12.345, **changes):
     return Row(
         cell=cell,
         name=f"L1-d8-{cell}",
@@ -22,21 +23,20 @@ def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None, ended
         protocol="p",
         status=status,
         reason=reason,
-        params={"depth": 1, "lr": 0.25, "init": "fan_in", "nothing": None},
-        metrics={
-            "train_seconds": 2.0,
-            "tokens_per_second": 99.0,
-            **({"loss": loss} if status == "done" else {}),
-        },
-        tags={"interplay.device": "cpu", "interplay.ended": ended},
+        parameters={"depth": 1, "lr": 0.25, "init": "fan_in", "nothing": None},
+        loss=loss if status == "done" else None,
+        train_seconds=2.0,
+        tokens_per_second=99.0,
+        device="cpu",
+        ended=ended,
         points=tuple(point(s) for s in steps),
         evaluations=tuple(Evaluation(step=s, loss=0.9) for s in steps),
     ).model_copy(update=changes)
 
 
-def mlflow_tracker(uri, **tags):
-    folder = Path(uri.removeprefix("sqlite:///")).parent if uri.startswith("sqlite") else None
-    return MlflowTracker(uri, "study", "study", tags, folder and folder / "artifacts")
+def mlflow_study(uri, **tags):
+    folder = Path(uri.removeprefix("sqlite:///")).parent if uri.startswith("sqlite") else Path("none")
+    return MlflowStudy(uri, "study", StudyPaths(folder, "study"), tags)
 
 
 def runs(uri, condition=ALL_RUNS):
@@ -58,4 +58,4 @@ def statuses(uri):
 def history(uri, cell, metric="train_loss"):
     run = cell_runs(uri)[cell]
     found = Experiment(uri, "study").client.get_metric_history(run.info.run_id, metric)
-    return [(one.step, one.value) for one in found]
+    return sorted((one.step, one.value) for one in found)

@@ -1,3 +1,4 @@
+import json
 import multiprocessing
 import os
 
@@ -7,7 +8,7 @@ from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.tracking.ledger import Ledger, outcomes, study_rows, unfinished_cells, with_recorded
-from study.tracking.mlflow_client import tracking_uri
+from study.tracking.mlflow_store import tracking_uri
 from study.tracking.rows import Row
 from study.tracking.study_paths import StudyPaths, study_paths, study_paths_of
 from study.tracking.tables import curve_table, run_table
@@ -29,10 +30,9 @@ def where(tmp_path):
 
 
 def row(planned, status="done", loss=0.9, reason=None):
-    metrics = {"train_seconds": 3.0, **({"loss": loss} if status == "done" else {})}
     return Row(
-        cell=planned.cell.key, name=planned.cell.name, protocol="p", status=status, reason=reason, params={},
-        metrics=metrics, tags={},
+        cell=planned.cell.key, name=planned.cell.name, protocol="p", status=status, reason=reason,
+        loss=loss if status == "done" else None, train_seconds=3.0,
     )  # fmt: skip
 
 
@@ -81,6 +81,41 @@ def test_rows_are_whole_or_not_there_and_a_damaged_one_is_as_if_missing(tmp_path
     assert "cccc.json is damaged" in caplog.text
     ledger.put(examples.row("cccc"))
     assert set(Ledger(tmp_path / "rows").rows()) == {"aaaa", "cccc"}
+
+
+#: A row file that the version of 25 November 2026 has written, with fewer parameters.
+FIRST_FORMAT = """
+{"cell":"9f3edb286447a76a","name":"L1-d12-s1 lr×2","study":"small","protocol":"6f277aa19caa366e","status":"done",
+"reason":null,"params":{"depth":1,"width":12,"heads":2,"budget":1600.0,"seed":1,"lr_factor":2.0,"init":"fan_in"},
+"metrics":{"train_seconds":0.0,"tokens_per_second":1.0,"utilisation":0.012658227848101266,"memory_bytes":1.0,
+"epochs":0.5,"trained_share":0.5,"loss":1.5,"bits_per_byte":1.0820212806667227,"measure.accuracy":0.25,
+"start.rank/1":"NaN"},"tags":{"interplay.ended":"1795636370.378","interplay.revision":"3121c9a",
+"interplay.lost_trials":"first | second","interplay.purpose":"sensitivity","interplay.device":"cpu",
+"interplay.resumed_from":"300","interplay.notes":"a note. another."},"points":[{"step":10,"train_loss":"NaN","lr":0.1,
+"grad_norm":1.0,"tokens_per_second":2.0}],"evaluations":[{"step":600,"loss":1.5,"measures":{"accuracy":0.25}}]}
+"""
+
+
+def test_a_row_file_of_the_first_format_is_read(tmp_path):
+    ledger = Ledger(tmp_path)
+    (tmp_path / "9f3edb286447a76a.json").write_text(FIRST_FORMAT)
+    row = ledger.get("9f3edb286447a76a")
+    assert (row.ended, row.purpose, row.lost) == (1795636370.378, "sensitivity", ("first", "second"))
+    assert (row.loss, row.bits_per_byte, row.trained_share) == (1.5, 1.0820212806667227, 0.5)
+    assert (row.measures, list(row.start)) == ({"accuracy": 0.25}, ["rank/1"])
+    assert (row.resumed_from, row.device, row.notes) == (300, "cpu", ("a note. another.",))
+    assert row.parameters["init"] == "fan_in"
+    assert [len(curve) for curve in (row.points, row.evaluations)] == [1, 1]
+    text = row.model_dump_json()
+    assert Row.model_validate_json(text).model_dump_json() == text
+    failed = json.loads(FIRST_FORMAT) | {
+        "status": "failed",
+        "metrics": {},
+        "tags": {"interplay.ended": "2.5"},
+    }
+    assert Row.model_validate(failed).model_dump(include={"ended", "lost", "loss", "measures", "resumed_from"}) == {
+        "ended": 2.5, "lost": (), "loss": None, "measures": {}, "resumed_from": 0,
+    }  # fmt: skip
 
 
 def test_a_retried_cell_replaces_its_row(tmp_path):
@@ -142,7 +177,7 @@ def test_a_study_is_locked_for_one_process_and_free_when_it_dies(where):
     holder.join()
     assert where.driver() is None
     with where.locked():
-        assert where.folder.joinpath("run.pid").read_text() == str(os.getpid())
+        assert where.folder.joinpath("run.pid").read_text().split()[0] == str(os.getpid())
     assert where.driver() is None
 
 
@@ -237,18 +272,12 @@ def test_secrets_in_the_environment_of_a_machine_are_refused_unseen(
 SEARCH = "search={sampler: crossing, max_cells: 30}"
 
 
-def params_of(planned):
-    return {
-        **{name: planned.row()[name] for name in ("depth", "width", "heads", "seed", "budget", "lr_factor")}
-    }
+def parameters_of(planned):
+    return {name: planned.row()[name] for name in ("depth", "width", "heads", "seed", "budget", "lr_factor")}
 
 
 def searched(plan, planned, ended, **changes):
-    values = {
-        "protocol": plan.protocol,
-        "params": params_of(planned),
-        "tags": {"interplay.ended": str(ended)},
-    }
+    values = {"protocol": plan.protocol, "parameters": parameters_of(planned), "ended": ended}
     return row(planned).model_copy(update={**values, **changes})
 
 
@@ -295,8 +324,7 @@ def test_a_search_knows_the_rows_it_made_under_other_limits_and_those_of_no_othe
 def test_cells_of_an_arm_are_marked_unless_the_study_lists_them_itself(plan, where):
     first = plan.cells[0]
     sensitivity_run = plan.planned_for(first.cell.shape, first.budget, 2.0, first.cell.seed, "sensitivity")
-    tags = {"interplay.ended": "2", "interplay.purpose": "sensitivity"}
-    rows = [searched(plan, first, 1.0), searched(plan, sensitivity_run, 2.0, tags=tags)]
+    rows = [searched(plan, first, 1.0), searched(plan, sensitivity_run, 2.0, purpose="sensitivity")]
     for one in rows:
         where.ledger.put(one)
     known = study_rows(plan, where.ledger.rows())

@@ -14,12 +14,12 @@ from study.plan.plan import make_plan
 from study.run.recorder import Recorder
 from study.spec.study import load_spec
 from study.tracking.ledger import Ledger
-from study.tracking.mirror import Mirror
+from study.tracking.mlflow_mirror import Mirror
 from study.tracking.rows import CurveUpdate
 from study.tracking.study_paths import StudyPaths
 from tests.stubs import stub_result
 from tests.study.small import SMALL
-from tests.study.tracking.examples import cell_runs, history, mlflow_tracker, point, row, runs, statuses
+from tests.study.tracking.examples import cell_runs, history, mlflow_study, point, row, runs, statuses
 
 
 class MemoryTracker:
@@ -41,9 +41,6 @@ class MemoryTracker:
     def open(self):
         self._check()
 
-    def recorded(self):
-        return dict(self.ended)
-
     def connect(self):
         self._check()
         return dict(self.ended)
@@ -56,9 +53,9 @@ class MemoryTracker:
         self._check()
         if row.cell in self.broken:
             raise ValueError("refused")
-        self.ended[row.cell] = row.tags["interplay.ended"]
+        self.ended[row.cell] = row.ended
 
-    def finish(self, status, artifacts):
+    def finish(self, status):
         self._check()
         self.status = status
 
@@ -83,7 +80,7 @@ def mirrored(tracker, ledger, *rows, live=()):
         mirror.put(update)
     finish(mirror, ledger, *rows)
     mirror.close()
-    mirror.finish("FINISHED", [])
+    mirror.finish("FINISHED")
     return mirror
 
 
@@ -94,8 +91,8 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-def test_live_curves_rows_and_files_reach_mlflow_and_every_run_ends(uri, ledger, tmp_path):
-    mirror = Mirror(mlflow_tracker(uri), ledger, [])
+def test_live_curves_and_rows_reach_mlflow_and_every_run_ends(uri, ledger):
+    mirror = Mirror(mlflow_study(uri), ledger, [])
     assert mirror.open() is None
     mirror.start()
     mirror.put(CurveUpdate("aaaa", "L1", {"depth": 1}, [point(10)]))
@@ -103,21 +100,19 @@ def test_live_curves_rows_and_files_reach_mlflow_and_every_run_ends(uri, ledger,
     mirror.put(CurveUpdate("cccc", "L1", {"depth": 1}, [point(10)]))
     finish(mirror, ledger, row("aaaa", steps=(10, 20)), row("bbbb", status="failed", reason="boom"))
     mirror.close()
-    (tmp_path / "runs.csv").write_text("cell\n")
-    mirror.finish("FINISHED", [tmp_path / "runs.csv", tmp_path / "absent"])
+    mirror.finish("FINISHED")
     assert mirror.problem is None
     assert statuses(uri) == {"aaaa": "FINISHED", "bbbb": "FAILED", "cccc": "KILLED"}
     (study,) = runs(uri, "tags.`interplay.kind` = 'study'")
     assert study.info.status == "FINISHED"
     assert cell_runs(uri)["aaaa"].data.tags["mlflow.parentRunId"] == study.info.run_id
     assert [step for step, _ in history(uri, "aaaa")] == [10, 20]
-    assert [file.name for file in (tmp_path / "artifacts").rglob("*.csv")] == ["runs.csv"]
 
 
 def test_a_second_run_makes_no_run_twice_and_sends_nothing_again(uri, ledger):
-    mirrored(mlflow_tracker(uri), ledger, row("aaaa"), row("bbbb"))
+    mirrored(mlflow_study(uri), ledger, row("aaaa"), row("bbbb"))
     before = {run.info.run_id: run.info.end_time for run in cell_runs(uri).values()}
-    mirrored(mlflow_tracker(uri), ledger)
+    mirrored(mlflow_study(uri), ledger)
     assert {run.info.run_id: run.info.end_time for run in cell_runs(uri).values()} == before
     assert len(runs(uri)) == 3
 
@@ -142,7 +137,7 @@ def test_a_tracker_that_is_away_loses_no_row_and_the_same_or_the_next_run_sends_
         tracker.away = False
     finish(mirror, ledger, row("cccc"))
     mirror.close()
-    mirror.finish("FINISHED", [])
+    mirror.finish("FINISHED")
     assert set(ledger.rows()) == {"aaaa", "bbbb", "cccc"}
     if when == "end":
         assert mirror.problem
@@ -159,10 +154,10 @@ def test_a_dead_server_gets_its_rows_later(uri, ledger):
         probe.bind(("127.0.0.1", 0))
         dead = f"http://127.0.0.1:{probe.getsockname()[1]}"
     live = [CurveUpdate(f"cell{index}", "L1", {}, [point(10)]) for index in range(20)]
-    mirror = mirrored(mlflow_tracker(dead), ledger, *(row(f"cell{index}") for index in range(20)), live=live)
+    mirror = mirrored(mlflow_study(dead), ledger, *(row(f"cell{index}") for index in range(20)), live=live)
     assert "does not answer" in mirror.problem
     assert len(ledger.rows()) == 20
-    assert mirrored(mlflow_tracker(uri), ledger).problem is None
+    assert mirrored(mlflow_study(uri), ledger).problem is None
     assert len(statuses(uri)) == 20
 
 
@@ -207,18 +202,18 @@ def test_a_tracker_that_hangs_holds_no_study_up(ledger):
     mirror.put(CurveUpdate("bbbb", "L1", {}, [point(10)]))
     finish(mirror, ledger, row("cccc"))
     mirror.close(patience=0.2)
-    mirror.finish("FINISHED", [])
+    mirror.finish("FINISHED")
     assert mirror.problem == "memory took more than 0 s"
     assert (tracker.ended, tracker.status) == ({}, None)
     over.set()
 
 
 def test_a_cell_that_failed_before_is_sent_while_it_runs_again(ledger, monkeypatch):
-    monkeypatch.setattr("study.tracking.mirror.BATCH_SECONDS", 0.05)
+    monkeypatch.setattr("study.tracking.mlflow_mirror.BATCH_SECONDS", 0.05)
     tracker = MemoryTracker()
     mirrored(tracker, ledger, row("aaaa", "failed", reason="out of memory"))
-    mirrored(tracker, ledger, row("aaaa", ended="13.0"), live=[CurveUpdate("aaaa", "L1", {}, [point(10)])])
-    assert tracker.ended == {"aaaa": "13.0"}
+    mirrored(tracker, ledger, row("aaaa", ended=13.0), live=[CurveUpdate("aaaa", "L1", {}, [point(10)])])
+    assert tracker.ended == {"aaaa": 13.0}
 
 
 def run_and_die(uri, place, call, number):
@@ -238,7 +233,7 @@ def run_and_die(uri, place, call, number):
 
     setattr(owner, call, dying)
     ledger = Ledger(place)
-    tracker, sent = mlflow_tracker(uri), threading.Event()
+    tracker, sent = mlflow_study(uri), threading.Event()
     log_curve = tracker.log_curve
 
     def log_and_report(update):
@@ -250,7 +245,7 @@ def run_and_die(uri, place, call, number):
     mirror = Mirror(tracker, ledger, [])
     mirror.open()
     mirror.start()
-    mirror.put(CurveUpdate("aaaa", "L1-d8-aaaa", row().params, [point(10)]))
+    mirror.put(CurveUpdate("aaaa", "L1-d8-aaaa", row().parameters, [point(10)]))
     assert sent.wait(50)
     finish(mirror, ledger, row())
     mirror.close()
@@ -274,7 +269,7 @@ def test_a_driver_killed_at_any_call_of_mlflow_loses_and_doubles_nothing(uri, tm
     assert child.exitcode == -signal.SIGKILL
     if not ledger.rows():
         ledger.put(row())  # the next run trains the cell
-    assert mirrored(mlflow_tracker(uri), ledger).problem is None
+    assert mirrored(mlflow_study(uri), ledger).problem is None
     assert statuses(uri) == {"aaaa": "FINISHED"}
     run = cell_runs(uri)["aaaa"]
     assert run.data.params == {"depth": "1", "lr": "0.25", "init": "fan_in"}
@@ -292,7 +287,7 @@ def test_causes_of_lost_trials_are_there_before_the_cell_ends_and_stay_in_later_
 
     def lost(*reasons, result=None):
         """The tag after a run of the study that loses a trial for each reason, and then stops or ends the cell."""
-        mirror = Mirror(mlflow_tracker(uri), paths.ledger, paths.ledger.rows().values())
+        mirror = Mirror(mlflow_study(uri), paths.ledger, paths.ledger.rows().values())
         mirror.open()
         mirror.start()
         recorder = Recorder(plan, {}, mirror, paths)
@@ -310,7 +305,7 @@ def test_causes_of_lost_trials_are_there_before_the_cell_ends_and_stay_in_later_
     assert lost("second", "third") == "first | second | third"
     assert lost(result=stub_result(loss=0.5)) == "first | second | third"
     (found,) = paths.ledger.rows().values()
-    assert found.tags["interplay.lost_trials"] == "first | second | third"
+    assert found.lost == ("first", "second", "third")
     assert paths.unfinished.keys == []
 
 

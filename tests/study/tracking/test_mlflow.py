@@ -1,31 +1,31 @@
 """MLflow as a tracker, what it refuses, and what `fit mlflow:NAME` reads back."""
 
-import shutil
+import json
 import socket
-from pathlib import Path
 
+import numpy as np
 import pytest
-from mlflow.tracking._tracking_service.utils import _artifact_repos_cache
 
-from analysis.runs.table import read_runs
+from analysis.fit.answer import short_answer
+from analysis.fit.document import fit
+from analysis.runs.table import RunTable, read_runs
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.run.recorder import Recorder
 from study.spec.study import load_spec
 from study.tracking.ledger import study_rows
-from study.tracking.mirror import Mirror
-from study.tracking.mlflow_client import Experiment, server_problem, tracking_uri
-from study.tracking.mlflow_tracker import METRICS_PER_BATCH
+from study.tracking.mlflow_mirror import BATCH, Mirror
+from study.tracking.mlflow_store import Experiment, server_problem, tracking_uri
 from study.tracking.rows import CurveUpdate
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import run_table
+from tests.simulated_study import Truth, shapes_of, simulate
 from tests.stubs import stub_result
 from tests.study.small import SMALL
 from tests.study.tracking.examples import (
-    ALL_RUNS,
     cell_runs,
     history,
-    mlflow_tracker,
+    mlflow_study,
     point,
     row,
     runs,
@@ -35,17 +35,17 @@ from trainables.progress import Evaluation
 
 
 @pytest.fixture
-def tracker(uri):
-    one = mlflow_tracker(uri)
+def study(uri):
+    one = mlflow_study(uri)
     one.connect()
     return one
 
 
-def test_a_row_is_recorded_once_it_is_complete(uri, tracker):
-    tracker.log_curve(CurveUpdate("aaaa", "L1", {"depth": 1}, [point(10)]))
-    assert tracker.recorded() == {}
-    tracker.log_row(row(status="diverged", reason="the loss is nan"))
-    assert tracker.recorded() == {"aaaa": "12.345"}
+def test_a_row_is_recorded_once_it_is_complete(uri, study):
+    study.log_curve(CurveUpdate("aaaa", "L1", {"depth": 1}, [point(10)]))
+    assert study.connect() == {}
+    study.log_row(row(status="diverged", reason="the loss is nan"))
+    assert study.connect() == {"aaaa": 12.345}
     run = cell_runs(uri)["aaaa"]
     assert (run.data.tags["interplay.status"], run.data.tags["interplay.reason"]) == (
         "diverged",
@@ -55,50 +55,85 @@ def test_a_row_is_recorded_once_it_is_complete(uri, tracker):
     assert history(uri, "aaaa", "validation_loss") == [(10, 0.9), (20, 0.9)]
 
 
-def test_reading_makes_nothing(uri, tmp_path):
-    assert mlflow_tracker(uri).recorded() is None
-    missing = tracking_uri("auto", tmp_path / "none")
-    assert mlflow_tracker(missing).recorded() is None
-    assert not (tmp_path / "none").exists()
-
-
-def test_runs_are_found_again_and_those_of_a_killed_driver_ended(uri, tracker):
+def test_the_runs_of_a_killed_driver_are_ended_and_replaced_by_whole_ones(uri, study):
+    """The killed one has sent step 10 with other values: only the row has the curve that was kept."""
     for cell in ("aaaa", "bbbb"):
-        tracker.log_curve(CurveUpdate(cell, "L1", {"depth": 1}, [point(5), point(10)]))
-    again = mlflow_tracker(uri, **{"interplay.revision": "two"})
+        study.log_curve(CurveUpdate(cell, "L1", {"depth": 1}, [point(5), point(10, 7.0)]))
+    again = mlflow_study(uri, **{"interplay.revision": "two"})
     assert again.connect() == {}
     assert statuses(uri) == {"aaaa": "KILLED", "bbbb": "KILLED"}
-    again.log_row(row("aaaa", steps=(5, 10, 15)))
-    assert [step for step, _ in history(uri, "aaaa")] == [5, 10, 15], "each point once"
-    (study,) = runs(uri, "tags.`interplay.kind` = 'study'")
-    assert study.data.tags["interplay.revision"] == "two"
+    again.log_curve(CurveUpdate("aaaa", "L1", {"depth": 1}, [point(10)]))
+    again.log_row(row("aaaa", steps=(5, 10, 15), start={"rank/1": 0.5}))
+    assert history(uri, "aaaa") == [(5, 1.0), (10, 1.0), (15, 1.0)]
+    assert history(uri, "aaaa", "validation_rank/1") == [(0, 0.5)]
+    assert statuses(uri) == {"aaaa": "FINISHED", "bbbb": "KILLED"}
+    (found,) = runs(uri, "tags.`interplay.kind` = 'study'")
+    assert found.data.tags["interplay.revision"] == "two"
 
 
-def test_after_a_lost_connection_open_cells_stay_open(uri, tracker):
-    tracker.log_curve(CurveUpdate("aaaa", "L1", {}, [point(5)]))
-    assert tracker.connect() == {}
-    tracker.log_curve(CurveUpdate("aaaa", "L1", {}, [point(5), point(10)]))
+def test_after_a_lost_connection_open_cells_stay_open(uri, study):
+    study.log_curve(CurveUpdate("aaaa", "L1", {}, [point(5)]))
+    assert study.connect() == {}
+    study.log_curve(CurveUpdate("aaaa", "L1", {}, [point(5), point(10)]))
     assert statuses(uri) == {"aaaa": "RUNNING"}
     assert [step for step, _ in history(uri, "aaaa")] == [5, 10]
+    study.log_row(row(steps=(5, 10, 20), ended=100.0))
+    run = cell_runs(uri)["aaaa"]
+    found = Experiment(uri, "study").client.get_metric_history(run.info.run_id, "train_loss")
+    assert [one.step for one in found] == [5, 10, 20], (
+        "in the order of time, although the row ended before it was sent"
+    )
 
 
-def test_a_cell_that_failed_and_is_done_now_keeps_no_old_reason(uri, tracker):
-    tracker.log_row(row(status="failed", reason="out of memory"))
-    tracker.log_curve(CurveUpdate("aaaa", "L1", {}, [point(5)]))
-    assert tracker.recorded() == {}, "it runs again"
-    tracker.log_row(row(ended="13.0"))
-    assert tracker.recorded() == {"aaaa": "13.0"}
+@pytest.mark.parametrize("call", ["log_batch", "set_terminated"])
+def test_a_call_that_is_written_and_fails_leaves_nothing_twice(uri, study, monkeypatch, call):
+    """As of a server whose answer is lost."""
+    from mlflow.tracking import MlflowClient
+
+    whole = getattr(MlflowClient, call)
+
+    def lost(self, *arguments, **options):
+        whole(self, *arguments, **options)
+        raise ConnectionError("the answer is lost")
+
+    study.log_curve(CurveUpdate("aaaa", "L1", {"depth": 1}, [point(10)]))
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, call, lost)
+        with pytest.raises(ConnectionError):
+            study.log_row(row())
+    study.connect()
+    study.log_row(row())
+    assert history(uri, "aaaa") == [(10, 1.0), (20, 1.0)]
+    assert history(uri, "aaaa", "loss") == [(0, 0.5)]
+    assert statuses(uri) == {"aaaa": "FINISHED"}
+
+
+def test_a_cell_that_failed_and_is_done_now_keeps_no_old_reason(uri, study):
+    study.log_row(row(status="failed", reason="out of memory"))
+    study.log_curve(CurveUpdate("aaaa", "L1", {}, [point(5)]))
+    assert study.connect() == {}, "it runs again"
+    study.log_row(row(ended=13.0))
+    assert study.connect() == {"aaaa": 13.0}
     tags = cell_runs(uri)["aaaa"].data.tags
-    assert (tags["interplay.status"], tags["interplay.reason"]) == ("done", "")
+    assert (tags["interplay.status"], tags.get("interplay.reason")) == ("done", None)
 
 
-def test_a_row_with_nan_and_more_measures_than_a_batch_holds_arrives(uri, tracker):
-    count = METRICS_PER_BATCH // 2 + 100
+def test_the_times_of_a_curve_end_with_its_row(uri, study):
+    study.log_row(row(steps=(10, 20), ended=100.0, train_seconds=8.0))
+    run = cell_runs(uri)["aaaa"]
+    assert (run.info.start_time, run.info.end_time) == (92_000, 100_000)
+    found = Experiment(uri, "study").client.get_metric_history(run.info.run_id, "train_loss")
+    assert [(one.step, one.timestamp) for one in found] == [(10, 96_000), (20, 100_000)]
+
+
+def test_a_row_with_nan_and_more_measures_than_a_batch_holds_arrives(uri, study):
+    count = BATCH // 2 + 100
     many = {f"rank_residual/{layer}": layer / count for layer in range(1, count + 1)}
     nan = point(1, float("nan"))
     metrics = {f"{prefix}.{name}": value for prefix in ("measure", "start") for name, value in many.items()}
-    sent = row(points=(nan,), evaluations=(Evaluation(step=1, loss=1.0, measures=many),), metrics=metrics)
-    tracker.log_row(sent)
+    curve = {"points": (nan,), "evaluations": (Evaluation(step=1, loss=1.0, measures=many),)}
+    sent = row(**curve, measures=many, start=many)
+    study.log_row(sent)
     found = cell_runs(uri)["aaaa"].data.metrics
     assert metrics.items() <= found.items()
     assert found["train_loss"] != found["train_loss"]
@@ -108,7 +143,7 @@ def test_fit_reads_from_mlflow_what_the_ledger_has_to_the_last_digit(uri, tmp_pa
     plan = make_plan(load_spec(SMALL))
     paths = StudyPaths(tmp_path, "study")
     paths.folder.mkdir()
-    mirror = Mirror(mlflow_tracker(uri), paths.ledger, [])
+    mirror = Mirror(mlflow_study(uri), paths.ledger, [])
     mirror.open()
     mirror.start()
     recorder = Recorder(plan, {}, mirror, paths)
@@ -129,58 +164,39 @@ def test_fit_reads_from_mlflow_what_the_ledger_has_to_the_last_digit(uri, tmp_pa
             assert value == expected or (value != value and expected != expected) or not (value or expected)
 
 
-@pytest.mark.parametrize("how", ["copied", "moved"])
-def test_the_artifacts_of_a_results_folder_follow_it(uri, tmp_path, how):
-    """MLflow stores absolute locations: of a copy they would be those of the folder that was copied."""
-    old, new = tmp_path / "old [100 %]", tmp_path / "new"
-    old.mkdir()
-    shutil.copy(tmp_path / "mlflow.db", old)
-    report = tmp_path / "report.html"
-    report.write_text("first")
-    first = mlflow_tracker(tracking_uri("auto", old))
-    first.finish("FINISHED", [report])
-    (kept,) = old.glob("artifacts/*/artifacts/report.html")
-    if how == "copied":
-        shutil.copytree(old, new)
-    else:
-        old.rename(new)
-    # MLflow (3.17) keeps the places of runs by their ids for the life of a process; a copy is used in another.
-    _artifact_repos_cache.clear()
-    report.write_text("second")
-    again = mlflow_tracker(tracking_uri("auto", new))
-    again.open()
-    again.finish("FINISHED", [report])
-    (place,) = new.glob("artifacts/*/artifacts/report.html")
-    assert place.read_text() == "second"
-    assert place.relative_to(new) == kept.relative_to(old), "the study's one run"
-    assert kept.read_text() == "first" if how == "copied" else not old.exists()
-    experiment = Experiment(tracking_uri("auto", new), "study", new / "artifacts")
-    (run,) = experiment.runs(ALL_RUNS)
-    found = experiment.client.list_artifacts(run.info.run_id)
-    assert [one.path for one in found] == ["report.html"]
-    fetched = experiment.client.download_artifacts(run.info.run_id, "report.html", str(tmp_path))
-    assert Path(fetched).read_text() == "second"
+def test_the_studys_run_has_the_answer_of_its_fit_once(uri, study, tmp_path):
+    study.log_row(row())
+    truth = Truth(2.5, 0.3, (1, 2, 4))
+    shapes = shapes_of(truth.depths, np.geomspace(truth.crossing(1) / 4, truth.crossing(2) * 4, 6))
+    fitted = fit(RunTable.from_frame(simulate(truth, shapes, 3, np.random.default_rng(0))))
+    study.paths.folder.mkdir()
+    (study.paths.folder / "fit.json").write_text(json.dumps(fitted.to_json()))
+    for again in (study, mlflow_study(uri)):
+        again.finish("FINISHED")
+    (run,) = runs(uri, "tags.`interplay.kind` = 'study'")
+    note = run.data.tags["mlflow.note.content"]
+    assert note.startswith(short_answer(fitted.crossings, fitted.best, fitted.level)[0])
+    assert str(study.paths.folder / "report.html") in note
+    assert run.data.metrics["crossing.L1-L2"] == pytest.approx(fitted.crossings[0].params)
+    assert run.data.metrics["slope"] == pytest.approx(fitted.law.b)
+    assert {name: value for name, value in run.data.metrics.items() if name.startswith("best_depth.")} == {
+        f"best_depth.N{shape.params:.0f}": shape.depth for shape in fitted.best
+    }
+    assert len(Experiment(uri, "study").client.get_metric_history(run.info.run_id, "crossing.L1-L2")) == 1
+    assert not list(tmp_path.rglob("*artifact*")), "a local store keeps no files"
 
 
-def test_artifacts_that_were_put_elsewhere_stay_there(uri, tmp_path):
-    elsewhere = tmp_path / "elsewhere" / "files"
-    Experiment(uri, "theirs", elsewhere)
-    experiment = Experiment(uri, "study", tmp_path / "artifacts")
-    found = experiment.client.get_experiment_by_name("theirs")
-    assert found.artifact_location == elsewhere.as_uri()
-
-
-def test_a_deleted_experiment_is_refused_with_the_way_out(uri, tracker):
+def test_a_deleted_experiment_is_refused_with_the_way_out(uri, study):
     experiment = Experiment(uri, "study")
-    experiment.client.delete_experiment(experiment.experiment_id)
+    experiment.client.delete_experiment(experiment.id)
     with pytest.raises(SpecError, match=r"deleted.*restore.*tracking\.experiment"):
-        mlflow_tracker(uri).open()
+        mlflow_study(uri).open()
 
 
 def test_a_store_that_is_no_database_is_refused_with_the_key(tmp_path):
     (tmp_path / "mlflow.db").write_text("this is not a database, whatever its name says")
     with pytest.raises(SpecError, match=r"cannot be opened.*tracking\.uri"):
-        mlflow_tracker(tracking_uri("auto", tmp_path)).open()
+        mlflow_study(tracking_uri("auto", tmp_path)).open()
 
 
 def test_a_server_that_accepts_and_never_answers_is_given_up():
@@ -192,7 +208,7 @@ def test_a_server_that_accepts_and_never_answers_is_given_up():
 
 
 def test_a_password_in_the_address_of_a_server_is_never_shown():
-    tracker = mlflow_tracker("http://bob:hunter2@127.0.0.1:9")
+    tracker = mlflow_study("http://bob:hunter2@127.0.0.1:9")
     assert "hunter2" not in tracker.problem() + tracker.address
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from study.plan.plan import make_plan
 from study.results.sources import study_runs
-from study.run.recorder import cell_params
+from study.run.recorder import cell_parameters
 from study.spec.study import load_spec
 from study.tracking.ledger import study_rows
 from study.tracking.ownership import OtherStudyError, check_owner
@@ -26,7 +26,7 @@ def trained(plan, cells=None, **changes):
     changes |= {"study": "small", "protocol": plan.protocol}
     return {
         one.cell.key: row(
-            one.cell.key, name=one.title, params=cell_params(plan, one), **changes
+            one.cell.key, name=one.title, parameters=cell_parameters(plan, one), **changes
         )
         for one in (plan.cells if cells is None else cells)
     }  # fmt: skip

@@ -39,7 +39,7 @@ FLOORS = {
         {"cli"},
         {"commands"},
         {"run"},
-        {"results", "submit"},
+        {"results"},
         {"tracking", "cluster"},
         {"search", "workers"},
         {"plan"},

@@ -1,4 +1,8 @@
-"""Text that `interplay cluster check` prints."""
+"""Text that `interplay cluster check` and `interplay jobs` print."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -33,6 +37,19 @@ def check_view(checked: Checked) -> RenderableType:
     if count := len(checked.errors):
         verdict = Text(f"{checked.file} has {count} error{'s' if count > 1 else ''}.", style="bold red")
     return Group(*lines, Text(), verdict)
+
+
+def jobs_view(records: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Lay out the records of jobs, one per line."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("job", "study", "status", "started", "ran for"):
+        table.add_column(title, no_wrap=True)
+    for job in records:
+        started, ended = job["started"], job["ended"] or time.time()
+        when = "" if started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
+        ran = "" if started is None else duration(ended - started)
+        table.add_row(job["job"], job["study"] or "", job["status"].lower(), when, ran)
+    return table if records else Text("No job was submitted to this cluster.")
 
 
 def about(dollars: float) -> str:

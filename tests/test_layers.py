@@ -44,7 +44,7 @@ FLOORS = {
         {"search", "workers"},
         {"plan"},
         {"spec"},
-        {"errors", "private_file"},
+        {"errors"},
     ],
     "analysis": [
         {"report"},

@@ -21,8 +21,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from study.cluster.cluster_file import ADDRESS, ClusterFile, read
-from study.cluster.findings import Report, need
+from study.cluster.cluster_file import ADDRESS, ClusterFile, need, read
 from study.cluster.prices import pools
 from study.cluster.rules import AWS_METADATA, check_metadata
 from study.cluster.study_price import price_study
@@ -227,15 +226,14 @@ def _check(
     source: str, overrides: Sequence[str], file: ClusterFile, *, opens_tunnel: bool, console: Console
 ) -> None:
     """Refuse here what `ray dashboard` or the driver would refuse later; print warnings and the estimated price."""
-    report = Report(file)
     if opens_tunnel:
         need("opening a tunnel", "boto3")
-        check_metadata(report, AWS_METADATA)
-    price = price_study(report, pools(file), source, overrides)
-    if report.errors:
-        found = "; ".join(f"line {one.line}, {one.path}: {one.message}" for one in report.errors)
+        check_metadata(file, AWS_METADATA)
+    price = price_study(file, pools(file), source, overrides)
+    if file.errors:
+        found = "; ".join(f"line {one.line}, {one.path}: {one.message}" for one in file.errors)
         raise SpecError(f"{file.name} cannot be used: {found}. See `interplay cluster check {file.name}`.")
-    for warning in report.warnings:
+    for warning in file.warnings:
         console.print(Text.assemble(("warning: ", "yellow"), f"{warning.message}."), soft_wrap=True)
     for option in price.options if price else ():
         console.print(Text(f"Estimated {option_text(option)}."), soft_wrap=True)

@@ -9,17 +9,18 @@ from rich.table import Table
 from rich.text import Text
 
 from study.cluster.check import Checked
-from study.cluster.findings import Finding
-from study.cluster.prices import prices
+from study.cluster.cluster_file import Finding
+from study.cluster.prices import instance_type, prices
 from study.cluster.study_price import Option, StudyPrice
 from study.plan.table import duration
 
 
 def check_view(checked: Checked) -> RenderableType:
     """Lay out the findings, one per line, then the prices."""
-    lines: list[RenderableType] = [_line("error", "bold red", found) for found in checked.errors]
-    lines += [_line("warning", "yellow", found) for found in checked.warnings]
-    lines += [Text.assemble(("note: ", "bold"), f"{note}.") for note in checked.notes]
+    file = checked.file
+    lines: list[RenderableType] = [_line("error", "bold red", found) for found in file.errors]
+    lines += [_line("warning", "yellow", found) for found in file.warnings]
+    lines += [Text.assemble(("note: ", "bold"), f"{note}.") for note in file.notes]
     if checked.pools or checked.head_hour:
         lines += [Text(), _prices(checked)]
     if checked.study and checked.study.options:
@@ -33,9 +34,9 @@ def check_view(checked: Checked) -> RenderableType:
                 style="dim",
             )
         )
-    verdict = Text(f"{checked.file} can be used.", style="bold green")
-    if count := len(checked.errors):
-        verdict = Text(f"{checked.file} has {count} error{'s' if count > 1 else ''}.", style="bold red")
+    verdict = Text(f"{file.name} can be used.", style="bold green")
+    if count := len(file.errors):
+        verdict = Text(f"{file.name} has {count} error{'s' if count > 1 else ''}.", style="bold red")
     return Group(*lines, Text(), verdict)
 
 
@@ -80,7 +81,7 @@ def _prices(checked: Checked) -> Table:
         table.add_column(title, justify="left" if title in ("pool", "machine") else "right")
     if checked.head_hour:
         one = f"about {about(checked.head_hour)}"
-        table.add_row("head", checked.head_machine or "", "1", one, "until `ray down`")
+        table.add_row("head", instance_type(checked.file, checked.file.head), "1", one, "until `ray down`")
     for pool in checked.pools:
         one = f"about {about(pool.hour)}" if pool.hour else "unknown"
         every = f"about {about(pool.hour * pool.most)}" if pool.hour else ""

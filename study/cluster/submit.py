@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -211,10 +212,10 @@ def _inside(path: str, checkout: Path | None) -> str:
             f"`data.path` is {path}, a file that the cluster does not have; {where}, or use a data set of the hub."
         )
     inside = str(full.relative_to(checkout))
-    # Without a git repository this finds nothing, and the driver on the head refuses the path.
+    # Without git or a repository this finds nothing, and the driver on the head refuses the path.
     rules = f"core.excludesFile={checkout / '.rayignore'}"
     command = ["git", "-C", str(checkout), "-c", rules, "check-ignore", "--no-index", "--quiet", "--", inside]
-    if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+    if shutil.which("git") and subprocess.run(command, capture_output=True, check=False).returncode == 0:
         raise SpecError(
             f"`data.path` is {path}, which .gitignore or .rayignore excludes from the job; put it elsewhere in "
             f"{checkout}, or change the ignore file."

@@ -11,46 +11,17 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 environment=$HOME/interplay-env
 stamp=$HOME/.interplay-env.stamp
 
-# Check that a python has every package for a cluster in its pinned version; print the first that it has not.
+# Check that a python has every package for a cluster in its pinned version; print what it lacks.
 complete() {
-  "$1" - "$repository" <<'PYTHON'
+  "$1" - "$repository/pyproject.toml" <<'PYTHON' |
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
-root = Path(sys.argv[1])
-project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-lines = (root / "constraints.txt").read_text().split()
-pins = {canonicalize_name(pin.name): pin.specifier for pin in map(Requirement, lines)}
-seen = set()
-
-
-def check(requirement, extra=""):
-    if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
-        return
-    name = canonicalize_name(requirement.name)
-    if (name, frozenset(requirement.extras)) in seen:
-        return
-    seen.add((name, frozenset(requirement.extras)))
-    try:
-        found = distribution(name)
-    except PackageNotFoundError:
-        sys.exit(f"has no {requirement.name}")
-    wanted = pins.get(name, requirement.specifier)
-    if not wanted.contains(found.version, prereleases=True):
-        sys.exit(f"has {name} {found.version}, not {wanted}")
-    for needed in map(Requirement, found.requires or ()):
-        for chosen in ("", *requirement.extras):
-            check(needed, chosen)
-
-
-for wanted in (project["name"], *project["dependencies"], *project["optional-dependencies"]["cluster"]):
-    check(Requirement(wanted))
+project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
+print(project["name"], *project["dependencies"], *project["optional-dependencies"]["cluster"], sep="\n")
 PYTHON
+    "$1" -m pip install --dry-run --no-index --disable-pip-version-check -c "$repository/constraints.txt" -r /dev/stdin
 }
 
 # The versions of constraints.txt were chosen with Python 3.11.
@@ -114,8 +85,9 @@ if ! ready; then
     ln -sfn "$(dirname "$(dirname "$offered")")" "$environment"
     echo "$offered has the pinned packages."
   elif [ -n "${INTERPLAY_ENV:-}" ]; then
-    echo "INTERPLAY_ENV=$INTERPLAY_ENV cannot be used: its python ${reason##*$'\n'}. Rebuild it from this version's" \
-      "pyproject.toml and constraints.txt, or unset INTERPLAY_ENV to have them installed." >&2
+    echo "INTERPLAY_ENV=$INTERPLAY_ENV cannot be used, by pip's check:" >&2
+    grep -v '^Requirement already' <<<"$reason" >&2 || true
+    echo "Rebuild it from this version's pyproject.toml and constraints.txt, or unset INTERPLAY_ENV to have them installed." >&2
     exit 1
   else
     install

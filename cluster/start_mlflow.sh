@@ -7,13 +7,12 @@
 #
 # Settings, from the environment or ~/interplay-settings.sh:
 #   INTERPLAY_MLFLOW_STORE      SQLAlchemy's URI of the store, e.g. postgresql+psycopg2://user@host/mlflow with PGPASSFILE;
-#                               SQLite in INTERPLAY_MLFLOW_HOME if unset
+#                               SQLite in INTERPLAY_MLFLOW_HOME if unset. A new head has an empty one: a study that is
+#                               submitted again sends its rows, which are in the bucket
 #   INTERPLAY_MLFLOW_ARTIFACTS  folder or URI of the artifacts; by default the bucket of INTERPLAY_STORAGE, or
 #                               INTERPLAY_MLFLOW_HOME
 #   INTERPLAY_MLFLOW_AUTH=1     require the user admin and the password in INTERPLAY_MLFLOW_HOME/admin_password
 #   INTERPLAY_MLFLOW_HOME       ~/mlflow: log, store, passwords
-#   INTERPLAY_MLFLOW_COPY       seconds between copies of the SQLite store to the bucket of the artifacts (60); a new
-#                               head starts from that copy, because the disk of the old one is deleted
 #   MLFLOW_HOST, MLFLOW_PORT    127.0.0.1 and 5000; with another host, only requests to the names in
 #                               MLFLOW_SERVER_ALLOWED_HOSTS (default: loopback and this machine's address) are answered
 set -euo pipefail
@@ -26,7 +25,7 @@ port=${MLFLOW_PORT:-5000}
 log=$home/server.log
 mkdir -p "$home"
 
-# The server, its children and the loop that watches it have this variable in their environment. Unlike a process id, it
+# The server, its children and the loop that restarts it have this variable in their environment. Unlike a process id, it
 # cannot belong to another program.
 mark=INTERPLAY_MLFLOW_OF=$home
 family() {
@@ -49,66 +48,11 @@ secret() {
   fi
 }
 
-case ${INTERPLAY_STORAGE:-} in
-  *://*) artifacts=${INTERPLAY_STORAGE%/*}/mlflow ;;
-  *) artifacts=$home/artifacts ;;
-esac
+artifacts=$home/artifacts
+if [[ ${INTERPLAY_STORAGE:-} == *://* ]]; then artifacts=${INTERPLAY_STORAGE%/*}/mlflow; fi
 artifacts=${INTERPLAY_MLFLOW_ARTIFACTS:-$artifacts}
-# One per cluster, so that clusters do not overwrite each other's copies.
-copied=
-if [ -z "${INTERPLAY_MLFLOW_STORE:-}" ] && [[ $artifacts == *://* ]]; then
-  copied=$artifacts/${INTERPLAY_CLUSTER:-interplay}.db
-fi
-
-# Copy the SQLite store to the bucket, or from it if the head has none.
-copy_store() {
-  python - "$1" "$home/mlflow.db" "$copied" <<'PYTHON'
-import shutil
-import sqlite3
-import sys
-from contextlib import closing
-from pathlib import Path
-
-from pyarrow import fs
-
-direction, store, uri = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-system, path = fs.FileSystem.from_uri(uri)
-part = store.with_suffix(f".{direction}")
-part.unlink(missing_ok=True)
-if direction == "there":
-    # SQLite's own backup is consistent while the server writes.
-    with closing(sqlite3.connect(store)) as source, closing(sqlite3.connect(part)) as target:
-        source.backup(target)
-    with part.open("rb") as source, system.open_output_stream(path) as target:
-        shutil.copyfileobj(source, target)
-    part.unlink()
-elif system.get_file_info(path).type == fs.FileType.File:
-    with system.open_input_stream(path) as source, part.open("wb") as target:
-        shutil.copyfileobj(source, target)
-    part.rename(store)
-    print(f"The store is the copy of {uri}.")
-PYTHON
-}
-
-keep_copy() {
-  while sleep "${INTERPLAY_MLFLOW_COPY:-60}"; do
-    # Before the first copy, `find` prints that the file to compare with is missing.
-    if [ -e "$home/mlflow.db" ] && [ -n "$(find "$home" -name 'mlflow.db*' -newer "$home/copied" 2>&1)" ]; then
-      touch "$home/copying"
-      if reason=$(copy_store there 2>&1); then
-        mv "$home/copying" "$home/copied"
-      else
-        echo "$(date -Is) The store could not be copied to $copied: ${reason##*$'\n'}"
-      fi
-    fi
-  done
-}
-
 serve() {
   local arguments
-  # If it is unknown whether there is a copy, make no new store, which would overwrite the copy a minute later; retry.
-  # bash ignores `set -e` in this function, because its call is followed by `||`.
-  if [ -n "$copied" ] && [ ! -e "$home/mlflow.db" ]; then copy_store here || exit 1; fi
   arguments=(--host "$host" --port "$port" --workers 1 --uvicorn-opts --no-access-log
     --artifacts-destination "$artifacts")
   if [ "$host" != 127.0.0.1 ] && [ -z "${MLFLOW_SERVER_ALLOWED_HOSTS:-}" ]; then
@@ -135,7 +79,6 @@ watch() {
     began=$SECONDS
     echo "$(date -Is) MLflow starts on $host:$port" >>"$log"
     status=0
-    if [ -n "$copied" ]; then keep_copy >>"$log" 2>&1 </dev/null 8>&- & fi
     (serve) >>"$log" 2>&1 </dev/null 8>&- || status=$?
     end_family
     # Restart at once after a long run, and with growing pauses if it cannot start.
@@ -188,8 +131,8 @@ if [ "${INTERPLAY_MLFLOW_AUTH:-}" = 1 ]; then
   secret secret_key
 fi
 # A server with other settings, or of another version of this script, is restarted.
-settings=$(printf '%s\n' "$host" "$port" "${INTERPLAY_MLFLOW_STORE:-}" "${INTERPLAY_MLFLOW_AUTH:-}" "$artifacts" "$copied" \
-  "${MLFLOW_SERVER_ALLOWED_HOSTS:-}" "${INTERPLAY_MLFLOW_COPY:-}" "$(type -P mlflow)" | cat - "$0" | sha256sum)
+settings=$(printf '%s\n' "$host" "$port" "${INTERPLAY_MLFLOW_STORE:-}" "${INTERPLAY_MLFLOW_AUTH:-}" "$artifacts" \
+  "${MLFLOW_SERVER_ALLOWED_HOSTS:-}" "$(type -P mlflow)" | cat - "$0" | sha256sum)
 exec 7>"$home/start.lock"
 flock 7
 patience=0.1

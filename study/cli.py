@@ -66,6 +66,13 @@ TokensOption = Annotated[
 WithinOption = Annotated[
     float, typer.Option(metavar="NATS", help="show the depths within this many nats per token of the best")
 ]
+ClusterOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="the cluster file, such as cluster/aws.yaml")
+]
+AddressOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="a reachable dashboard, instead of a tunnel")
+]
+JobArgument = Annotated[str, typer.Argument(help="ID of a job; `interplay jobs` lists them")]
 FitOption = Annotated[Path | None, typer.Option("--fit", help="the fit.json of a study")]
 
 
@@ -163,21 +170,43 @@ def presets(as_json: JsonOption = False) -> None:
 def submit(
     spec: SpecArgument,
     overrides: SetOption = None,
-    cluster: Annotated[
-        str | None, typer.Option(metavar="FILE", help="the cluster file, such as cluster/aws.yaml")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(metavar="URL", help="a reachable dashboard, instead of a tunnel")
-    ] = None,
+    cluster: ClusterOption = None,
+    address: AddressOption = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="do not follow the log")] = False,
     submission_id: Annotated[
         str | None, typer.Option(metavar="ID", help="ID of the job; default: generated")
     ] = None,
 ) -> None:
     """Run a study on a cluster, as a Ray job, and follow its log."""
-    from study.submit.job import submit as send
+    from study.cluster import submit as verb
 
-    raise typer.Exit(send(spec, overrides or (), cluster, address, submission_id, wait=not no_wait))
+    raise typer.Exit(verb.submit(spec, overrides or (), cluster, address, submission_id, wait=not no_wait))
+
+
+@app.command()
+def jobs(cluster: ClusterOption = None, address: AddressOption = None, as_json: JsonOption = False) -> None:
+    """List the jobs of a cluster: study, status and times."""
+    from study.cluster import submit as verb
+    from study.cluster.view import jobs_view
+
+    records = verb.jobs(cluster, address)
+    show(records, jobs_view(records), as_json=as_json)
+
+
+@app.command()
+def logs(job: JobArgument, cluster: ClusterOption = None, address: AddressOption = None) -> None:
+    """Print the log of a job and follow it to its end; the exit status is that of the study."""
+    from study.cluster import submit as verb
+
+    raise typer.Exit(verb.logs(job, cluster, address))
+
+
+@app.command()
+def stop(job: JobArgument, cluster: ClusterOption = None, address: AddressOption = None) -> None:
+    """Stop a job of a cluster. Its finished cells are kept."""
+    from study.cluster import submit as verb
+
+    verb.stop(job, cluster, address)
 
 
 @app.command()

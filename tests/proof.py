@@ -51,7 +51,6 @@ GROUPS = {
         (
             "cluster",
             "study/cluster",
-            "study/submit",
             "study/workers",
             "study/run",
             "tests/clouds.py",

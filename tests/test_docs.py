@@ -56,14 +56,19 @@ ELSEWHERE = {
     "interplay cluster token cluster/onprem.yaml": "as above, and test_onprem.py",
     "interplay submit levine2020 --cluster cluster/aws.yaml": "tests/cluster/test_submit.py, a smaller study",
     "interplay submit levine2020 --cluster cluster/onprem.yaml": "as above",
-    "interplay submit my-study.yaml --set resources.pool=on_demand --no-wait": "as above",
+    **dict.fromkeys(
+        (
+            "interplay submit quickstart --set resources.pool=cpu --cluster cluster/aws.yaml",
+            "interplay submit my-study.yaml --set resources.pool=on_demand --cluster cluster/aws.yaml --no-wait",
+            "interplay jobs --cluster cluster/aws.yaml",
+            "interplay logs ID --cluster cluster/aws.yaml",
+            "interplay stop ID --cluster cluster/aws.yaml",
+        ),
+        "as above",
+    ),
     **dict.fromkeys(
         (
             "ray up cluster/aws.yaml",
-            "ray dashboard cluster/aws.yaml",
-            "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=~/.ray/interplay-token "
-            "RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265",
-            "ray job submit --working-dir . -- python -m study run quickstart --set resources.pool=cpu",
             "ray exec cluster/aws.yaml -p 5000 'sleep infinity'",
             "ray down cluster/aws.yaml",
         ),
@@ -71,15 +76,8 @@ ELSEWHERE = {
     ),
     "ray up cluster/onprem.yaml": "tests/cluster/test_onprem.py, with simulated machines",
     "ray down cluster/onprem.yaml": "as above",
-    **dict.fromkeys(
-        (
-            "ray job list",
-            "ray job logs ID --follow",
-            "ray job stop ID",
-            "ray rsync-up cluster/aws.yaml my-settings.sh /home/ubuntu/interplay-settings.sh",
-        ),
-        "nothing: Ray's own commands, over the tunnel and the SSH that the tests above use",
-    ),
+    "ray rsync-up cluster/aws.yaml my-settings.sh /home/ubuntu/interplay-settings.sh": "nothing: Ray's own command, "
+    "over the SSH that the tests above use",
     "ray exec cluster/onprem.yaml 'bash ~/interplay/cluster/start_mlflow.sh --stop'": "tests/cluster/"
     "test_mlflow_server.py runs the script",
     "sbatch cluster/slurm.sbatch levine2020": "tests/cluster/test_slurm.py, a smaller study",

@@ -4,27 +4,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from study.cluster.cluster_file import read
-from study.cluster.findings import Finding, Report, need
-from study.cluster.prices import Pool, head_hour, pools
+from study.cluster.cluster_file import ClusterFile, need, read
+from study.cluster.prices import Pool, hour, pools
 from study.cluster.rules import check_any, check_aws, check_local
 from study.cluster.schema import check_schema
 from study.cluster.study_price import StudyPrice, price_study
 from study.errors import SpecError
 
-#: Values of `provider.type` that this command supports.
-PROVIDERS = ("aws", "local")
+#: Values of `provider.type` that this command supports, and their rules.
+PROVIDERS = {"aws": check_aws, "local": check_local}
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The findings about a file and the prices of its machines."""
+    """A file with its findings, and the prices of its machines."""
 
-    file: str
-    errors: list[Finding]
-    warnings: list[Finding]
-    notes: list[str]
-    head_machine: str | None
+    file: ClusterFile
     head_hour: float | None
     """Dollars per hour of the head with its disk; None if it has no known price."""
     pools: list[Pool]
@@ -32,10 +27,20 @@ class Checked:
 
     def to_json(self) -> dict[str, Any]:
         """Return one JSON document."""
-        document = asdict(self)
-        machines = [pool.to_json() for pool in self.pools]
-        price = {name: document.pop(name) for name in ("head_machine", "head_hour", "pools", "study")}
-        return {**document, "price": {**price, "pools": machines}}
+        return {
+            "file": self.file.name,
+            "errors": [asdict(found) for found in self.file.errors],
+            "warnings": [asdict(found) for found in self.file.warnings],
+            "notes": self.file.notes,
+            "price": {
+                "head_machine": self.file.get(
+                    "available_node_types", self.file.head, "node_config", "InstanceType"
+                ),
+                "head_hour": self.head_hour,
+                "pools": [pool.to_json() for pool in self.pools],
+                "study": self.study and asdict(self.study),
+            },
+        }
 
 
 def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> Checked:
@@ -48,19 +53,11 @@ def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> 
             f"{name} has `provider.type: {file.provider}`; this command supports {' and '.join(PROVIDERS)}."
         )
     need("checking a cluster file", "botocore")
-    report = Report(file)
-    check_schema(report)
-    (check_local if file.provider == "local" else check_aws)(report)
-    check_any(report)
+    check_schema(file)
+    PROVIDERS[file.provider](file)
+    check_any(file)
     found = pools(file)
-    study = None if spec is None else price_study(report, found, spec, overrides)
-    return Checked(
-        file=name,
-        errors=sorted(report.errors),
-        warnings=sorted(report.warnings),
-        notes=report.notes,
-        head_machine=file.get("available_node_types", file.head, "node_config", "InstanceType"),
-        head_hour=head_hour(file),
-        pools=found,
-        study=study,
-    )
+    study = None if spec is None else price_study(file, found, spec, overrides)
+    file.errors.sort()
+    file.warnings.sort()
+    return Checked(file, hour(file, file.head), found, study)

@@ -1,7 +1,6 @@
 """`interplay cluster`: check a cluster file and make its token, before `ray up`."""
 
 import json
-import shlex
 from typing import Annotated
 
 import typer
@@ -41,28 +40,19 @@ def check_verb(
         print(json.dumps(checked.to_json(), indent=2, allow_nan=False))
     else:
         Console(highlight=False).print(check_view(checked), soft_wrap=True)
-    if checked.errors:
+    if checked.file.errors:
         raise typer.Exit(2)
 
 
 @app.command("token")
 def token_verb(file: FileArgument) -> None:
     """Make the token of a cluster, readable by you alone; an existing one is kept."""
-    from study.cluster.cluster_file import ADDRESS, read
+    from study.cluster.cluster_file import read
     from study.cluster.token import make_token
 
     token = make_token(read(file))
-    lines = [f"{'Made' if token.made else 'Kept'} the token {token.path}."]
+    print(
+        f"{'Made' if token.made else 'Kept'} the token {token.path}. `ray up {file}` copies it to the machines."
+    )
     if token.corrected:
-        lines.append(
-            "Other users could read it until now. If one of them may have, delete it, make a new one and run `ray up` "
-            "again."
-        )
-    lines += [
-        "For Ray's own commands (`ray job`, `ray status`) in this shell:",
-        "  export RAY_AUTH_MODE=token",
-        f"  export RAY_AUTH_TOKEN_PATH={shlex.quote(str(token.path))}",
-        # Without it, `ray job` looks for a cluster on this machine instead of the tunnel (ray 2.60).
-        f"  export RAY_API_SERVER_ADDRESS={ADDRESS}",
-    ]
-    print("\n".join(lines))
+        print("Other users could read it until now. If one of them may have, delete it and make a new one.")

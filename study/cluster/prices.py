@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from study.cluster.cluster_file import ClusterFile
 
@@ -15,10 +15,8 @@ from study.cluster.cluster_file import ClusterFile
 MONTH_HOURS = 730
 
 
-class Machine(BaseModel):
-    """One instance type."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class InstanceType(BaseModel):
+    """One type of machine."""
 
     cpus: int
     memory_gib: int
@@ -32,14 +30,12 @@ class Machine(BaseModel):
 class Prices(BaseModel):
     """The table `prices.yaml`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     date: datetime.date
     region: str
     page: str
     spot_share: float
     gp3_gb_month: float
-    types: dict[str, Machine]
+    types: dict[str, InstanceType]
 
 
 @cache
@@ -61,7 +57,7 @@ class Pool:
     most: int
     """Maximum number of machines at a time."""
     spot: bool
-    what: Machine | None
+    what: InstanceType | None
     """None if the table does not have the type."""
     hour: float | None
     """Dollars per hour of one machine with its disk; None if the table has no price."""
@@ -75,36 +71,33 @@ class Pool:
 
 def pools(file: ClusterFile) -> list[Pool]:
     """Return the pools of a file for AWS; existing machines have no price and no pools."""
-    workers = [name for name in file.mapping("available_node_types") if name != file.head]
-    return [_pool(file, name) for name in workers] if file.provider == "aws" else []
+    found = []
+    for name, kind in file.mapping("available_node_types").items() if file.provider == "aws" else ():
+        own = kind.get("max_workers") if isinstance(kind, dict) else None
+        if name != file.head:
+            machine = instance_type(file, name)
+            found.append(
+                Pool(
+                    name=str(file.get("available_node_types", name, "labels", "pool") or name),
+                    node_type=name,
+                    machine=machine,
+                    most=min(own, file.most) if isinstance(own, int) else file.most,
+                    spot=is_spot(file, name),
+                    what=prices().types.get(machine),
+                    hour=hour(file, name),
+                )
+            )
+    return found
 
 
-def _pool(file: ClusterFile, name: str) -> Pool:
-    place, machine = ("available_node_types", name), instance_type(file, name)
-    own = file.get(*place, "max_workers")
-    return Pool(
-        name=str(file.get(*place, "labels", "pool") or name),
-        node_type=name,
-        machine=machine,
-        most=min(own, file.most) if isinstance(own, int) else file.most,
-        spot=is_spot(file, name),
-        what=prices().types.get(machine),
-        hour=_hour(file, name),
-    )
-
-
-def head_hour(file: ClusterFile) -> float | None:
-    """Dollars per hour of the head with its disk; None if it has no known price."""
-    return _hour(file, file.head) if file.provider == "aws" else None
-
-
-def _hour(file: ClusterFile, name: str) -> float | None:
+def hour(file: ClusterFile, node_type: str) -> float | None:
+    """Dollars per hour of a machine with its disk; None if it has no known price."""
     table = prices()
-    what = table.types.get(instance_type(file, name))
+    what = table.types.get(instance_type(file, node_type)) if file.provider == "aws" else None
     if what is None or what.hour is None:
         return None
-    share = table.spot_share if is_spot(file, name) else 1.0
-    return what.hour * share + sum(disk_sizes(file, name)) * table.gp3_gb_month / MONTH_HOURS
+    share = table.spot_share if is_spot(file, node_type) else 1.0
+    return what.hour * share + sum(disk_sizes(file, node_type)) * table.gp3_gb_month / MONTH_HOURS
 
 
 def disk_sizes(file: ClusterFile, node_type: str) -> list[int]:

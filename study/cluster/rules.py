@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path as FilePath
+from pathlib import Path
 
-from study.cluster.cluster_file import TOKEN, Path
-from study.cluster.findings import Report
+from study.cluster.cluster_file import TOKEN, ClusterFile, KeyPath
 from study.cluster.prices import disk_sizes, instance_type, is_spot, prices
 from study.cluster.schema import check_node_configs, regions
 from study.cluster.token import open_to_others, read_token
@@ -46,8 +45,8 @@ LOCAL_METADATA = {"storage": (r".+", "a folder or URI that all machines reach")}
 #: Keys of each `node_config`, and what Ray would do without them.
 REQUIRED = {
     "ImageId": "Ray's default is an image of Ubuntu 18.04 with old drivers; give one",
-    "IamInstanceProfile": "the head would get a role with all rights on EC2 and S3, and workers could not reach "
-    "the bucket; write {Name: …}",
+    "IamInstanceProfile": "the head would get all rights on EC2 and S3, and workers could not reach the bucket; write "
+    "{Name: …}",
     "SecurityGroupIds": "Ray would make a group that opens port 22 to everyone; give your own",
 }
 
@@ -57,159 +56,143 @@ _SECRET = re.compile(
 )
 
 
-def check_metadata(report: Report, forms: Mapping[str, tuple[str, str]]) -> None:
+def check_metadata(file: ClusterFile, forms: Mapping[str, tuple[str, str]]) -> None:
     """Check that the values a user edits are set, are no placeholders, and have the right form."""
-    values = report.file.mapping("metadata")
+    values = file.mapping("metadata")
     for key in (*forms, *(key for key in values if key not in forms)):
         form, purpose = forms.get(key, (r"(?s).*", "your own value"))
+        value = values.get(key)
         if key not in values:
-            report.error(("metadata",), f"`{key}` is missing; give {purpose}")
-        elif PLACEHOLDER.search(str(values[key])):
-            report.error(("metadata", key), f"`{key}` is still {values[key]}; give {purpose}")
-        elif values[key] is None or not re.fullmatch(form, str(values[key])):
-            report.error(("metadata", key), f"`{key}` is {values[key]}; give {purpose}")
+            file.error(("metadata",), f"`{key}` is missing; give {purpose}")
+        elif value is None or PLACEHOLDER.search(str(value)) or not re.fullmatch(form, str(value)):
+            file.error(("metadata", key), f"`{key}` is {value}; give {purpose}")
 
 
-def check_any(report: Report) -> None:
+def check_any(file: ClusterFile) -> None:
     """Apply the rules for any provider: token, access, secrets and mounted files."""
-    _token(report)
+    _token(file)
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
-        _start(report, key)
-    for key, value in report.file.document.items():
+        _start(file, key)
+    for key, value in file.document.items():
         if _SECRET.search(str(value)):
-            report.error(
+            file.error(
                 (key,),
-                "a password, token or AWS key is written here, and this file is copied to every machine; remove it. "
+                "a password, token or AWS key is written here, and each machine gets a copy of this file; remove it. "
                 "Machines have their rights by instance profile; on this machine use AWS_PROFILE or `aws configure`",
             )
-    for remote, local in report.file.mapping("file_mounts").items():
-        if remote != TOKEN and not FilePath(str(local)).expanduser().exists():
-            report.error(
-                ("file_mounts", remote),
-                f"there is no {local} here; run from the top of the repository, or correct the path",
-            )
+    for remote, local in file.mapping("file_mounts").items():
+        if remote != TOKEN and not Path(str(local)).expanduser().exists():
+            message = f"there is no {local} here; run from the top of the repository, or correct the path"
+            file.error(("file_mounts", remote), message)
 
 
-def check_local(report: Report) -> None:
+def check_local(file: ClusterFile) -> None:
     """Apply the rules for existing machines, reached by SSH."""
-    check_metadata(report, LOCAL_METADATA)
-    key = report.file.get("auth", "ssh_private_key")
-    if isinstance(key, str) and not FilePath(key).expanduser().is_file():
-        report.error(
-            ("auth", "ssh_private_key"), f"there is no {key} here; give the path of your private SSH key"
-        )
+    check_metadata(file, LOCAL_METADATA)
+    place = ("auth", "ssh_private_key")
+    key = file.get(*place)
+    if isinstance(key, str) and not Path(key).expanduser().is_file():
+        file.error(place, f"there is no {key} here; give the path of your private SSH key")
 
 
-def check_aws(report: Report) -> None:
+def check_aws(file: ClusterFile) -> None:
     """Apply every rule for machines of AWS."""
-    check_metadata(report, AWS_METADATA)
-    check_node_configs(report)
-    _region(report)
-    _head(report)
-    for name in report.file.mapping(_TYPES):
-        _machine(report, name)
+    check_metadata(file, AWS_METADATA)
+    check_node_configs(file)
+    region = str(file.get("provider", "region"))
+    if region not in regions():
+        hint = did_you_mean(region, regions()) or "; give yours"
+        file.error(("provider", "region"), f"AWS has no region {region}{hint}")
+    zones = str(file.get("provider", "availability_zone") or region).split(",")
+    if outside := [zone.strip() for zone in zones if not zone.strip().startswith(region)]:
+        message = f"not in the region {region}: {', '.join(outside)}; write zones as {region}a,{region}b"
+        file.error(("provider", "availability_zone"), message)
+    _head(file)
+    for name in file.mapping(_TYPES):
+        _machine(file, (_TYPES, name, "node_config"), disk_sizes(file, name))
 
 
-def _token(report: Report) -> None:
-    path = report.file.token
+def _token(file: ClusterFile) -> None:
+    path = file.token
     if path is None:
-        report.error(
+        file.error(
             ("file_mounts",),
             "no token is mounted, so anyone who reaches a port of the machines can run programs there; add "
             f"`{TOKEN}: ~/.ray/interplay-token`",
         )
         return
     try:
-        read_token(path, report.file.name)
+        read_token(path, file.name)
     except SpecError as error:
-        report.error(("file_mounts", TOKEN), str(error).rstrip("."))
+        file.error(("file_mounts", TOKEN), str(error).rstrip("."))
         return
     if mode := open_to_others(path):
-        report.error(
-            ("file_mounts", TOKEN),
-            f"others can read the token {path} (mode {mode}); "
-            f"correct it by `interplay cluster token {report.file.name}`",
-        )
+        message = f"others can read {path} (mode {mode}); correct it by `interplay cluster token {file.name}`"
+        file.error(("file_mounts", TOKEN), message)
 
 
-def _start(report: Report, key: str) -> None:
-    commands = [str(command) for command in report.file.sequence(key)]
-    starts = [index for index, command in enumerate(commands) if re.search(r"\bray start\b", command)]
+def _start(file: ClusterFile, key: str) -> None:
+    """Check that Ray starts with the token, and with its dashboard on the loopback address."""
+    starts = [
+        (index, str(command))
+        for index, command in enumerate(file.sequence(key))
+        if re.search(r"\bray start\b", str(command))
+    ]
     if not starts:
-        report.error((key,), f"`{key}` has no `ray start`, so Ray would use its own, without a token; add it")
-    for index in starts:
-        if "RAY_AUTH_MODE=token" not in commands[index]:
-            report.error(
+        file.error((key,), f"`{key}` has no `ray start`, so Ray would use its own, without a token; add it")
+    for index, command in starts:
+        if "RAY_AUTH_MODE=token" not in command:
+            file.error(
                 (key, index),
-                "`ray start` runs without `RAY_AUTH_MODE=token`, so anyone who reaches the port can run programs; "
-                "write `export RAY_AUTH_MODE=token;` before it, in the same command",
+                "Ray starts without the token, so anyone who reaches the port can run programs; write "
+                "`export RAY_AUTH_MODE=token;` before `ray start`, in the same command",
             )
-        host = re.search(r"--dashboard-host[= ]['\"]?([^\s'\"]+)", commands[index])
+        host = re.search(r"--dashboard-host[= ]['\"]?([^\s'\"]+)", command)
         if host and host[1] not in LOOPBACK:
-            report.error(
-                (key, index),
-                f"the dashboard listens on {host[1]} and accepts jobs; write --dashboard-host=127.0.0.1 and use "
-                "`ray dashboard`",
-            )
+            message = f"the dashboard listens on {host[1]} and accepts jobs; write --dashboard-host=127.0.0.1"
+            file.error((key, index), message)
 
 
-def _region(report: Report) -> None:
-    region = str(report.file.get("provider", "region"))
-    if region not in regions():
-        hint = did_you_mean(region, regions()) or "; give yours"
-        report.error(("provider", "region"), f"AWS has no region {region}{hint}")
-    zones = report.file.get("provider", "availability_zone") or region
-    for zone in str(zones).split(","):
-        if not zone.strip().startswith(region):
-            report.error(
-                ("provider", "availability_zone"),
-                f"the zone {zone.strip()} is not in the region {region}; write zones as {region}a,{region}b",
-            )
-
-
-def _head(report: Report) -> None:
-    place: Path = (_TYPES, report.file.head)
-    if not report.file.mapping(*place):
+def _head(file: ClusterFile) -> None:
+    place: KeyPath = (_TYPES, file.head)
+    if not file.mapping(*place):
         return
-    if report.file.get(*place, "resources", "CPU") != 0:
-        report.error(
+    if file.get(*place, "resources", "CPU") != 0:
+        file.error(
             (*place, "resources"),
-            "the head offers its CPUs to trials, which would starve the driver, Ray and MLflow; write "
-            "`resources: {CPU: 0, head: 1}`",
+            "trials on the head would starve the driver, Ray and MLflow; write `resources: {CPU: 0, head: 1}`",
         )
-    if is_spot(report.file, report.file.head):
-        report.error(
+    if is_spot(file, file.head):
+        file.error(
             (*place, "node_config", "InstanceMarketOptions"),
             "AWS may take a spot head away at any time, with the driver and MLflow; remove this",
         )
-    machine = instance_type(report.file, report.file.head)
+    machine = instance_type(file, file.head)
     known = prices().types.get(machine)
     if known is not None and known.memory_gib < LEAST_HEAD_GIB:
-        report.error(
+        file.error(
             (*place, "node_config", "InstanceType"),
             f"{machine} has {known.memory_gib} GiB for Ray, MLflow and one driver per study; use a type with "
             f"{LEAST_HEAD_GIB} or more, such as m7i.xlarge",
         )
 
 
-def _machine(report: Report, name: str) -> None:
+def _machine(file: ClusterFile, place: KeyPath, disks: list[int]) -> None:
     """Rules against old images, too many rights, open ports and small disks."""
-    place: Path = (_TYPES, name, "node_config")
-    config = report.file.mapping(*place)
+    config = file.mapping(*place)
     for key, reason in REQUIRED.items():
         if not config.get(key):
-            report.error(place, f"`{key}` is missing: {reason}")
-    if report.file.get(*place, "MetadataOptions", "HttpTokens") != "required":
-        report.error(
+            file.error(place, f"`{key}` is missing: {reason}")
+    if file.get(*place, "MetadataOptions", "HttpTokens") != "required":
+        file.error(
             (*place, "MetadataOptions") if "MetadataOptions" in config else place,
             "`MetadataOptions: {HttpTokens: required}` is missing: without it, any program that can be made to fetch "
             "an address on the machine can take its rights",
         )
-    sizes = disk_sizes(report.file, name)
-    if max(sizes, default=0) < LEAST_DISK_GB:
-        found = f"the disk has {max(sizes)} GB" if sizes else "no disk is given, so the image's own is used"
-        report.error(
+    if max(disks, default=0) < LEAST_DISK_GB:
+        found = f"the disk has {max(disks)} GB" if disks else "no disk is given, so the image's own is used"
+        file.error(
             (*place, "BlockDeviceMappings"),
-            f"{found}, too little for image, environment, tokens and checkpoints; write `[{{DeviceName: /dev/sda1, "
-            f"Ebs: {{VolumeSize: {2 * LEAST_DISK_GB}, VolumeType: gp3}}}}]`",
+            f"{found}, too little for image, environment, tokens and checkpoints; write "
+            f"`[{{DeviceName: /dev/sda1, Ebs: {{VolumeSize: {2 * LEAST_DISK_GB}, VolumeType: gp3}}}}]`",
         )

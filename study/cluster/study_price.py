@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from study.cluster.findings import Report
-from study.cluster.prices import Pool, head_hour, prices
+from study.cluster.cluster_file import ClusterFile
+from study.cluster.prices import Pool, hour, prices
 from study.plan.plan import Plan, make_plan, wall_seconds
 from study.spec.devices import DEVICES
 from study.spec.study import StudySpec, load_spec, studies
@@ -15,6 +15,8 @@ from trainables.errors import InputError
 
 #: Share of a machine's memory that Ray gives to processes; the rest is its object store (ray 2.60).
 PROCESS_SHARE = 0.7
+
+_TYPES = "available_node_types"
 
 
 @dataclass(frozen=True)
@@ -40,23 +42,23 @@ class StudyPrice:
 
 
 def price_study(
-    report: Report, pools: Sequence[Pool], name: str, overrides: Sequence[str]
+    file: ClusterFile, pools: Sequence[Pool], name: str, overrides: Sequence[str]
 ) -> StudyPrice | None:
     """Plan a study for the machines of a file as its driver does on the head, and price it.
 
-    A series is priced as the sum of its studies. If the study does not fit, the report gets an error. Returns None
-    then, and if the machines are not in the price table.
+    A series is priced as the sum of its studies. If the study does not fit, the file gets an error. Returns None then,
+    and if the machines are not in the price table.
 
     Raises:
         SpecError: the spec itself is wrong.
     """
     spec = load_spec(name, overrides)
-    if report.file.provider == "local":
-        report.notes.append(
+    if file.provider == "local":
+        file.notes.append(
             f"whether {spec.name} fits is not checked: the sizes of these machines are known once Ray runs there"
         )
         return None
-    each = [_price(report, pools, study) for study in studies(spec)]
+    each = [_price(file, pools, study) for study in studies(spec)]
     known = [price for price in each if price is not None]
     if len(known) < len(each):
         return None
@@ -81,25 +83,25 @@ def _one_after_the_other(several: Sequence[Option]) -> Option:
     )
 
 
-def _price(report: Report, pools: Sequence[Pool], spec: StudySpec) -> StudyPrice | None:
+def _price(file: ClusterFile, pools: Sequence[Pool], spec: StudySpec) -> StudyPrice | None:
     try:
-        plan, slots = _plan(spec, report, [pool for pool in pools if pool.what is not None])
+        plan, slots = _plan(spec, file, [pool for pool in pools if pool.what is not None])
     except InputError as error:
         wanted = spec.resources.pool
         if unknown := {pool.machine for pool in pools if pool.what is None and wanted in ("any", pool.name)}:
-            report.notes.append(
+            file.notes.append(
                 f"the price table has no {' and '.join(sorted(unknown))}, so whether {spec.name} fits is not checked"
             )
         else:
-            report.error(
-                ("available_node_types",), f"the study {spec.name} does not fit: {str(error).rstrip('.')}"
-            )
+            file.error((_TYPES,), f"the study {spec.name} does not fit: {str(error).rstrip('.')}")
         return None
-    usable = [(pool, ranks) for pool in pools if (ranks := _ranks(pool, slots))]
-    for pool, _ in usable:
-        _check_device(report, spec, pool)
-    options = tuple(_option(report, plan, slots, pool, ranks) for pool, ranks in usable)
-    return StudyPrice(spec.name, plan.cell_count, plan.device_hours, options)
+    options = []
+    for pool in pools:
+        ranks = slots.ranks_on(resources(pool, {pool.name: 1})) if pool.what else 0
+        if ranks:
+            _check_device(file, spec, pool)
+            options.append(_option(file, plan, slots, pool, ranks))
+    return StudyPrice(spec.name, plan.cell_count, plan.device_hours, tuple(options))
 
 
 def resources(pool: Pool, file_resources: Mapping[str, Any]) -> dict[str, float]:
@@ -112,26 +114,21 @@ def resources(pool: Pool, file_resources: Mapping[str, Any]) -> dict[str, float]
     return filled | {key: value for key, value in file_resources.items() if isinstance(value, int)}
 
 
-def _plan(spec: StudySpec, report: Report, pools: Sequence[Pool]) -> tuple[Plan, Slots]:
-    kinds = {
-        pool.node_type: {
-            "resources": resources(
-                pool, report.file.mapping("available_node_types", pool.node_type, "resources")
-            ),
-            "max_workers": pool.most,
-        }
-        for pool in pools
-    }
-    found = machines([], Promised(kinds, report.file.most))
+def _plan(spec: StudySpec, file: ClusterFile, pools: Sequence[Pool]) -> tuple[Plan, Slots]:
+    kinds = {}
+    for pool in pools:
+        offered = resources(pool, file.mapping(_TYPES, pool.node_type, "resources"))
+        kinds[pool.node_type] = {"resources": offered, "max_workers": pool.most}
+    found = machines([], Promised(kinds, file.most))
     wanted = spec.resources
-    marked = marks(DEVICES[wanted.device], wanted.pool, found)
     asked = 0 if wanted.slots == "auto" else wanted.slots
+    marked = marks(DEVICES[wanted.device], wanted.pool, found)
     slots = Slots(asked, wanted.cpus_per_trial, wanted.gpus_per_trial, marked)
     has = room(found, slots)
     slots = replace(slots, devices=asked or has.devices)
     if asked > has.devices:
-        report.warning(
-            ("available_node_types",),
+        file.warning(
+            (_TYPES,),
             f"`resources.slots` of {spec.name} is {asked}, and the machines hold {has.devices} of its ranks at a time; "
             "raise `max_workers`, or lower the slots",
         )
@@ -140,30 +137,25 @@ def _plan(spec: StudySpec, report: Report, pools: Sequence[Pool]) -> tuple[Plan,
     return plan, slots
 
 
-def _ranks(pool: Pool, slots: Slots) -> int:
-    """Number of ranks on one machine of a pool; 0 if the study does not use the pool."""
-    return 0 if pool.what is None else slots.ranks_on(resources(pool, {pool.name: 1}))
-
-
-def _check_device(report: Report, spec: StudySpec, pool: Pool) -> None:
+def _check_device(file: ClusterFile, spec: StudySpec, pool: Pool) -> None:
     """Compare the GPU of a pool with the planned device, which Ray does not do."""
     planned, held = spec.resources.device, pool.what.device if pool.what else "cpu"
     if planned == "cpu" or held in ("cpu", planned):
         return
     having = [name for name, machine in prices().types.items() if machine.device == planned]
     fix = f" or use a machine with {planned} ({', '.join(having[:3])})" if having else ""
-    report.error(
-        ("available_node_types", pool.node_type, "node_config", "InstanceType"),
+    file.error(
+        (_TYPES, pool.node_type, "node_config", "InstanceType"),
         f"the study {spec.name} is planned for {planned}, and {pool.machine} has {held}, which Ray cannot "
         f"distinguish; add `--set resources.device={held}`{fix}",
     )
 
 
-def _option(report: Report, plan: Plan, slots: Slots, pool: Pool, ranks: int) -> Option:
+def _option(file: ClusterFile, plan: Plan, slots: Slots, pool: Pool, ranks: int) -> Option:
     count = min(pool.most, math.ceil(slots.devices / ranks))
     work = [(plan.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in plan.main]
     longest = max((p.seconds for p in plan.main), default=0.0)
     hours = max(wall_seconds(work, max(1, min(slots.devices, count * ranks))), longest) / 3600
-    head = head_hour(report.file)
+    head = hour(file, file.head)
     dollars = None if pool.hour is None or head is None else hours * (count * pool.hour + head)
     return Option(pool.name, pool.machine, count, hours, dollars)

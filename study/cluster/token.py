@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from study.cluster.cluster_file import TOKEN, ClusterFile
 from study.errors import SpecError
-from study.private_file import open_private
 
 #: Random bytes in a token, as many as in Ray's own.
 BYTES = 32
@@ -24,24 +23,24 @@ class Token(NamedTuple):
 
 def make_token(cluster: ClusterFile) -> Token:
     """Make the token that a cluster file mounts, or keep an existing one; SpecError if it mounts none."""
-    path = cluster.token
-    if path is None:
+    if cluster.token is None:
         raise SpecError(
             f"{cluster.name} mounts no token; add `{TOKEN}: ~/.ray/interplay-token` to its `file_mounts`."
         )
-    path = path.absolute()
+    path = cluster.token.absolute()
     # `Path.mkdir(parents=True)` would not apply the mode to the parents.
     for folder in reversed([folder for folder in path.parents if not folder.exists()]):
         folder.mkdir(mode=0o700)
     try:
-        with open_private(path) as file:
-            file.write(secrets.token_hex(BYTES))
+        # With its mode before it has a byte.
+        path.touch(mode=0o600, exist_ok=False)
     except FileExistsError:
         read_token(path, cluster.name)
         was_open = open_to_others(path) is not None
         if was_open:
             path.chmod(0o600)
         return Token(path, made=False, corrected=was_open)
+    path.write_text(secrets.token_hex(BYTES), encoding="ascii")
     return Token(path, made=True, corrected=False)
 
 

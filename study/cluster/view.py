@@ -1,21 +1,26 @@
-"""Text that `interplay cluster check` prints."""
+"""Text that `interplay cluster check` and `interplay jobs` print."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from study.cluster.check import Checked
-from study.cluster.findings import Finding
-from study.cluster.prices import prices
+from study.cluster.cluster_file import Finding
+from study.cluster.prices import instance_type, prices
 from study.cluster.study_price import Option, StudyPrice
 from study.plan.table import duration
 
 
 def check_view(checked: Checked) -> RenderableType:
     """Lay out the findings, one per line, then the prices."""
-    lines: list[RenderableType] = [_line("error", "bold red", found) for found in checked.errors]
-    lines += [_line("warning", "yellow", found) for found in checked.warnings]
-    lines += [Text.assemble(("note: ", "bold"), f"{note}.") for note in checked.notes]
+    file = checked.file
+    lines: list[RenderableType] = [_line("error", "bold red", found) for found in file.errors]
+    lines += [_line("warning", "yellow", found) for found in file.warnings]
+    lines += [Text.assemble(("note: ", "bold"), f"{note}.") for note in file.notes]
     if checked.pools or checked.head_hour:
         lines += [Text(), _prices(checked)]
     if checked.study and checked.study.options:
@@ -29,10 +34,23 @@ def check_view(checked: Checked) -> RenderableType:
                 style="dim",
             )
         )
-    verdict = Text(f"{checked.file} can be used.", style="bold green")
-    if count := len(checked.errors):
-        verdict = Text(f"{checked.file} has {count} error{'s' if count > 1 else ''}.", style="bold red")
+    verdict = Text(f"{file.name} can be used.", style="bold green")
+    if count := len(file.errors):
+        verdict = Text(f"{file.name} has {count} error{'s' if count > 1 else ''}.", style="bold red")
     return Group(*lines, Text(), verdict)
+
+
+def jobs_view(records: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Lay out the records of jobs, one per line."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("job", "study", "status", "started", "ran for"):
+        table.add_column(title, no_wrap=True)
+    for job in records:
+        started, ended = job["started"], job["ended"] or time.time()
+        when = "" if started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
+        ran = "" if started is None else duration(ended - started)
+        table.add_row(job["job"], job["study"] or "", job["status"].lower(), when, ran)
+    return table if records else Text("No job was submitted to this cluster.")
 
 
 def about(dollars: float) -> str:
@@ -63,7 +81,7 @@ def _prices(checked: Checked) -> Table:
         table.add_column(title, justify="left" if title in ("pool", "machine") else "right")
     if checked.head_hour:
         one = f"about {about(checked.head_hour)}"
-        table.add_row("head", checked.head_machine or "", "1", one, "until `ray down`")
+        table.add_row("head", instance_type(checked.file, checked.file.head), "1", one, "until `ray down`")
     for pool in checked.pools:
         one = f"about {about(pool.hour)}" if pool.hour else "unknown"
         every = f"about {about(pool.hour * pool.most)}" if pool.hour else ""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import SpecError
-from study.private_file import open_private
 from study.workers.machines import Slots
 
 #: Read by Ray when it is imported or started: no telemetry, no log files of trials, no output. Tune's experiment
@@ -94,8 +93,8 @@ def private_ray(slots: Slots) -> Iterator[None]:
     before = {name: os.environ[name] for name in names if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="interplay-", ignore_cleanup_errors=True) as scratch:
         token = Path(scratch, "token")
-        with open_private(token) as file:
-            file.write(_token())
+        token.touch(mode=0o600)
+        token.write_text(_token(), encoding="ascii")
         os.environ.update(zip(names, ("token", str(token)), strict=True))
         try:
             with ExitStack() as stack, _connected(options, on_gpu=bool(slots.gpus)):

@@ -1,8 +1,10 @@
-"""`interplay submit`: the package of a job, refusals, and a study on a real Ray head with a token."""
+"""`interplay submit`, `jobs`, `logs`, `stop`: the package of a job, refusals, a study on a Ray head with a token."""
 
+import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -22,16 +24,14 @@ from ray.job_submission import JobDetails
 from rich.console import Console
 
 from study import cli
+from study.cluster import submit as submitting
+from study.cluster.tunnel import answers, open_tunnel
 from study.errors import SpecError
 from study.spec.study import load_spec
-from study.submit import job as submitting
-from study.submit.package import pack
-from study.submit.tunnel import answers, open_tunnel
 from tests.environment import environment_without
 from tests.study.small import SMALL
 
 ROOT = Path(__file__).parents[2]
-CLUSTER = submitting.Cluster("http://10.0.0.1:8265", None, None, by_tunnel=False)
 
 
 def free_port():
@@ -49,143 +49,38 @@ def command(*arguments, **environment):
     )  # fmt: skip
 
 
-# The package
-
-
-@pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """A minimal checkout."""
-    folder = tmp_path / "checkout"
-    (folder / "study").mkdir(parents=True)
-    (folder / "study/__main__.py").write_text("")
-    (folder / "pyproject.toml").write_text("")
-    (folder / ".gitignore").write_text("results/\n")
-    (folder / ".rayignore").write_text("secret.txt\n")
-    (folder / "results").mkdir()
-    (folder / "results/big.bin").write_text("x")
-    (folder / "corpus.txt").write_text("words and words\n" * 100)
-    (folder / "secret.txt").write_text("words")
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def packed(tmp_path, source, *overrides):
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    return pack(str(source), overrides, load_spec(str(source), overrides), scratch)
-
-
-def contents(shipment):
-    with zipfile.ZipFile(shipment.archive) as archive:
-        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
-
-
-def test_a_preset_is_called_by_its_name_with_its_overrides(checkout, tmp_path):
-    shipment = packed(tmp_path, "quickstart", "training.seeds=1", "frontier.depths=[1, 2]")
-    assert (
-        shipment.entrypoint
-        == "python -m study run quickstart --set training.seeds=1 --set 'frontier.depths=[1, 2]'"
-    )
-    names = set(contents(shipment))
-    assert {"study/__main__.py", "pyproject.toml", "corpus.txt"} <= names
-    assert not {"results/big.bin", "secret.txt"} & names
-
-
-def test_a_checkout_is_found_from_a_folder_inside(checkout, tmp_path, monkeypatch):
-    monkeypatch.chdir(checkout / "study")
-    assert "pyproject.toml" in contents(packed(tmp_path, "quickstart"))
-
-
-def test_any_other_spec_is_sent_whole(checkout, tmp_path):
-    shipment = packed(tmp_path, SMALL, "training.seeds=7")
-    assert shipment.entrypoint == "python -m study run small.submitted.yaml"
-    sent = contents(shipment)["small.submitted.yaml"]
-    (tmp_path / "there.yaml").write_bytes(sent)
-    assert load_spec(str(tmp_path / "there.yaml")) == load_spec(str(SMALL), ["training.seeds=7"])
-
-
-def test_without_a_checkout_the_package_of_the_machines_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert packed(tmp_path, "quickstart").archive is None
-    shutil.rmtree(tmp_path / "scratch")
-    assert set(contents(packed(tmp_path, SMALL))) == {"small.submitted.yaml"}
-
-
-def test_data_within_the_checkout_go_along_by_a_path_that_holds_there(checkout, tmp_path):
-    shipment = packed(tmp_path, "text", "data.path=corpus.txt")
-    sent = contents(shipment)
-    assert "corpus.txt" in sent
-    assert yaml.safe_load(sent["text.submitted.yaml"])["data"]["path"] == "corpus.txt"
-
-
-def test_the_files_of_a_series_go_along_too(checkout, tmp_path):
-    (checkout / "other.txt").write_text("other words\n" * 100)
-    vary = "vary={data.path: [corpus.txt, other.txt]}"
-    shipment = packed(tmp_path, "text", vary)
-    sent = contents(shipment)
-    assert {"corpus.txt", "other.txt"} <= set(sent)
-    assert yaml.safe_load(sent["text.submitted.yaml"])["vary"] == {"data.path": ["corpus.txt", "other.txt"]}
-    with pytest.raises(SpecError, match="ignore excludes"):
-        pack(
-            "text",
-            [vary.replace("other", "secret")],
-            load_spec("text", [vary.replace("other", "secret")]),
-            tmp_path,
-        )
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("secret.txt", "ignore excludes"),
-        ("/etc/hostname", "does not have"),
-        ("~/mine.txt", "does not have"),
-    ],
-)
-def test_data_that_the_cluster_would_not_have_are_refused(checkout, tmp_path, path, message):
-    with pytest.raises(SpecError, match=message):
-        packed(tmp_path, "text", f"data.path={path}")
-
-
-def test_a_package_above_what_the_dashboard_takes_is_refused_before_it_is_sent(
-    checkout, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("ray._private.ray_constants.DASHBOARD_CLIENT_MAX_SIZE", 100_000)
-    (checkout / "weights.bin").write_bytes(os.urandom(150_000))
-    with pytest.raises(SpecError, match=r"0 MB.*weights\.bin.*\.rayignore"):
-        packed(tmp_path, "quickstart")
-
-
-def test_library_defect_the_dashboard_refuses_more_than_100_mb_whatever_ray_packs():
-    """The dashboard's limit for one request is below the limit of Ray's packaging (ray 2.60)."""
-    from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
-    from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE
-
-    assert DASHBOARD_CLIENT_MAX_SIZE == 100 * 2**20 < GCS_STORAGE_MAX_SIZE
-
-
-# Refusals
+# A dashboard
 
 
 class Dashboard(BaseHTTPRequestHandler):
-    """The answers of Ray's dashboard that decide about refusals."""
+    """The answers of Ray's dashboard that decide about packages and refusals."""
 
     jobs: tuple = ()
     refusal: int | None = None
-    asked: list = []  # noqa: RUF012 - one list for the class, emptied by the fixture
+    accepts = False
+    asked: list
+    packages: list
+    submitted: list
 
     def do_GET(self):
         self.asked.append((self.path, self.headers.get("Authorization")))
         status, answer = self.refusal or 200, {"ray_version": "2.60.0", "version": "4", "ray_commit": "x"}
         if self.path.startswith("/api/jobs"):
             answer = [*self.jobs]
+        elif self.path.startswith("/api/packages"):
+            status = 404
         self.answer(status, answer)
 
     def do_PUT(self):
+        self.packages.append(self.rfile.read(int(self.headers["Content-Length"])))
         self.answer(200, {})
 
     def do_POST(self):
-        self.answer(500, "Traceback\nValueError: no driver could be started\n")
+        self.submitted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        if self.accepts:
+            self.answer(200, {"job_id": "x", "submission_id": "x"})
+        else:
+            self.answer(500, "Traceback\nValueError: no driver could be started\n")
 
     def answer(self, status, document):
         body = json.dumps(document).encode() if not isinstance(document, str) else document.encode()
@@ -201,13 +96,14 @@ class Dashboard(BaseHTTPRequestHandler):
 @pytest.fixture
 def dashboard(tmp_path, monkeypatch):
     """Start the answers above; return their class."""
-    kind = type("Answers", (Dashboard,), {"asked": []})
+    kind = type("Answers", (Dashboard,), {"asked": [], "packages": [], "submitted": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     kind.address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NO_PROXY", "")
     (tmp_path / "token").write_text("abc")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
@@ -225,6 +121,149 @@ def refused(capsys, monkeypatch, *arguments):
     assert ended.value.code == 2, out + err
     assert err.count("\n") == 1
     return err
+
+
+# The package
+
+
+@pytest.fixture
+def checkout(dashboard, tmp_path, monkeypatch):
+    """A minimal checkout."""
+    folder = tmp_path / "checkout"
+    (folder / "study").mkdir(parents=True)
+    (folder / "study/__main__.py").write_text("")
+    (folder / "pyproject.toml").write_text("")
+    (folder / ".gitignore").write_text("results/\n")
+    (folder / ".rayignore").write_text("secret.txt\n")
+    (folder / "results").mkdir()
+    (folder / "results/big.bin").write_text("x")
+    (folder / "corpus.txt").write_text("words and words\n" * 100)
+    (folder / "secret.txt").write_text("words")
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def sent(dashboard, monkeypatch):
+    """Submit a study; return the command of its job and the files of its package."""
+
+    def sent(source, *overrides):
+        dashboard.accepts = True
+        sets = [word for text in overrides for word in ("--set", text)]
+        monkeypatch.setattr(
+            "sys.argv",
+            ["interplay", "submit", str(source), *sets, "--address", dashboard.address, "--no-wait"],
+        )
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        job = dashboard.submitted.pop()
+        if "working_dir" not in job["runtime_env"]:
+            return job["entrypoint"], None
+        with zipfile.ZipFile(io.BytesIO(dashboard.packages.pop())) as archive:
+            files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+        return job["entrypoint"], files
+
+    return sent
+
+
+def test_a_preset_is_called_by_its_name_with_its_overrides(sent, checkout):
+    entrypoint, files = sent("quickstart", "training.seeds=1", "frontier.depths=[1, 2]")
+    assert (
+        entrypoint == "python -m study run quickstart --set training.seeds=1 --set 'frontier.depths=[1, 2]'"
+    )
+    assert {"study/__main__.py", "pyproject.toml", "corpus.txt"} <= set(files)
+    assert not {"results/big.bin", "secret.txt"} & set(files)
+
+
+def test_a_checkout_is_found_from_a_folder_inside(sent, checkout, monkeypatch):
+    monkeypatch.chdir(checkout / "study")
+    assert "pyproject.toml" in sent("quickstart")[1]
+
+
+def test_any_other_spec_is_sent_whole(sent, checkout, tmp_path):
+    (checkout / "small.submitted.yaml").write_text("mine")
+    entrypoint, files = sent(SMALL, "training.seeds=7")
+    assert entrypoint == "python -m study run small.submitted.yaml"
+    (tmp_path / "there.yaml").write_bytes(files["small.submitted.yaml"])
+    assert load_spec(str(tmp_path / "there.yaml")) == load_spec(str(SMALL), ["training.seeds=7"])
+    assert (checkout / "small.submitted.yaml").read_text() == "mine"
+
+
+def test_without_a_checkout_the_package_of_the_machines_runs(sent):
+    assert sent("quickstart") == ("python -m study run quickstart", None)
+    assert set(sent(SMALL)[1]) == {"small.submitted.yaml"}
+
+
+def test_data_within_the_checkout_go_along_by_a_path_that_holds_there(sent, checkout):
+    _, files = sent("text", "data.path=corpus.txt")
+    assert "corpus.txt" in files
+    assert yaml.safe_load(files["text.submitted.yaml"])["data"]["path"] == "corpus.txt"
+
+
+def test_the_files_of_a_series_go_along_too(sent, checkout, dashboard, capsys, monkeypatch):
+    (checkout / "other.txt").write_text("other words\n" * 100)
+    _, files = sent("text", "vary={data.path: [corpus.txt, other.txt]}")
+    assert {"corpus.txt", "other.txt"} <= set(files)
+    assert yaml.safe_load(files["text.submitted.yaml"])["vary"] == {"data.path": ["corpus.txt", "other.txt"]}
+    series = "vary={data.path: [corpus.txt, secret.txt]}"
+    assert "ignore excludes" in refused(capsys, monkeypatch, "text", "--set", series)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("secret.txt", "ignore excludes"),
+        ("results/big.bin", "ignore excludes"),
+        ("/etc/hostname", "does not have"),
+        ("~/mine.txt", "does not have"),
+    ],
+)
+def test_data_that_the_cluster_would_not_have_are_refused(
+    checkout, dashboard, capsys, monkeypatch, tmp_path, path, message
+):
+    (tmp_path / "mine.txt").write_text("my words\n" * 100)
+    assert message in refused(capsys, monkeypatch, "text", "--set", f"data.path={path}")
+    assert not dashboard.asked
+
+
+def test_the_package_of_a_checkout_after_a_study_has_every_source_and_nothing_large_or_private(
+    sent, tmp_path, monkeypatch
+):
+    done = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("this is no git checkout, so nothing says which files are sources")
+    tracked = [name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+    folder = tmp_path / "checkout"
+    left = {
+        "results/mlflow.db": 3_000_000,
+        "results/quickstart/runs.csv": 10,
+        ".venv/lib/torch.so": 3_000_000,
+        ".git/objects/pack": 3_000_000,
+        "study/__pycache__/cli.cpython-311.pyc": 10,
+        "interplay.egg-info/PKG-INFO": 10,
+        "corpora/wikipedia.txt": 3_000_000,
+        "my-study.yaml": 10,
+        "corpus.txt": 10,
+    }
+    for name in (*tracked, *left):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes() if name in tracked else b"x" * left[name])
+    monkeypatch.chdir(folder)
+    _, files = sent("quickstart")
+    packages = {"study", "trainables", "analysis", "cluster"}
+    sources = {name for name in tracked if name.split("/")[0] in packages}
+    assert {name.split("/")[0] for name in sources} == packages
+    assert sources <= set(files)
+    assert {"constraints.txt", "pyproject.toml", "README.md", "my-study.yaml", "corpus.txt"} <= set(files)
+    assert {name.split("/")[0] for name in files if "/" in name} == packages
+    assert not [name for name in files if "__pycache__" in name]
+    # Each submission sends them all.
+    assert sum(map(len, files.values())) < 5_000_000
+
+
+# Refusals
 
 
 def job(**values):
@@ -264,7 +303,7 @@ def test_a_study_that_runs_there_already_is_not_sent_again(dashboard, capsys, mo
     dashboard.jobs = (running,)
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
     assert "job raysubmit_7 of this cluster already runs" in err
-    assert f"ray job stop --address {dashboard.address} raysubmit_7" in err
+    assert f"interplay stop raysubmit_7 --address {dashboard.address}`" in err
 
 
 @pytest.mark.parametrize(
@@ -277,7 +316,9 @@ def test_a_study_that_runs_there_already_is_not_sent_again(dashboard, capsys, mo
 )
 def test_other_jobs_do_not_matter(dashboard, capsys, monkeypatch, other):
     dashboard.jobs = (other,)
-    assert "refused the job: " in refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
+    assert "refused the request: " in refused(
+        capsys, monkeypatch, "quickstart", "--address", dashboard.address
+    )
 
 
 @pytest.mark.parametrize(
@@ -344,27 +385,16 @@ def test_the_default_address_comes_from_the_environment(dashboard, capsys, monke
     assert "no driver could be started" in refused(capsys, monkeypatch, "quickstart")
 
 
-def test_with_a_tunnel_the_printed_commands_have_the_address_of_ray_dashboard():
-    known = submitting.Cluster("http://127.0.0.1:40001", None, "file.yaml", by_tunnel=True)
-    assert known.command("stop", "x") == "ray job stop --address http://127.0.0.1:8265 x"
-
-
-@pytest.mark.parametrize("token", ["/a/token", "/with a space/token"])
-def test_the_commands_that_are_printed_can_be_copied_into_a_shell(token, tmp_path):
-    (tmp_path / "ray").write_text('#!/bin/sh\necho "$RAY_AUTH_TOKEN_PATH|$*"\n')
-    (tmp_path / "ray").chmod(0o755)
-    known = submitting.Cluster("http://10.0.0.1:8265", Path(token), None, by_tunnel=False)
-    shell = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(
-        known.command("logs --follow", "x"), shell=True, env=shell, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == f"{token}|job logs --follow --address http://10.0.0.1:8265 x"
+@pytest.mark.parametrize("options", [("--cluster", "my file.yaml"), ("--address", "http://10.0.0.1:8265")])
+def test_the_commands_that_are_printed_can_be_copied_into_a_shell(options):
+    command = submitting.Cluster(None, options).command("logs", "x")
+    assert shlex.split(command) == ["interplay", "logs", "x", *options]
 
 
 def test_another_web_server_is_not_a_dashboard(dashboard, capsys, monkeypatch):
     dashboard.refusal = 404
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert "not a Ray dashboard" in err
+    assert "no Ray dashboard" in err
     assert ".." not in err
 
 
@@ -387,13 +417,13 @@ class FollowedJob:
 @pytest.mark.parametrize(("state", "status"), [("SUCCEEDED", 0), ("FAILED", 2), ("STOPPED", 130)])
 def test_the_log_is_written_and_the_status_of_the_job_is_returned(capsys, state, status):
     client = FollowedJob("RUNNING", state)
-    assert submitting._follow(client, CLUSTER, "x", Console(quiet=True)) == status
+    assert submitting._follow(submitting.Cluster(client, ()), "x", Console(quiet=True)) == status
     assert capsys.readouterr().out == "first\nsecond\n"
 
 
 def test_a_lost_connection_is_an_error_with_the_command_that_follows_the_job():
-    with pytest.raises(SpecError, match=r"lost the connection.*job x continues.*ray job logs --follow .* x"):
-        submitting._follow(FollowedJob(lost=True), CLUSTER, "x", Console(quiet=True))
+    with pytest.raises(SpecError, match=r"lost the connection.*job x continues.*interplay logs x"):
+        submitting._follow(submitting.Cluster(FollowedJob(lost=True), ()), "x", Console(quiet=True))
 
 
 # The tunnel
@@ -562,9 +592,46 @@ def test_ctrl_c_ends_the_following_and_not_the_job(head):
     busy = command("submit", SMALL, *long, "--address", head["address"], **environment(head))
     assert busy.returncode == 2
     assert known in busy.stderr
-    stop = re.search(r"stop it: (.*)", out)[1]
-    shell = {**clean, **environment(head), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    subprocess.run(stop, shell=True, env=shell, check=True, capture_output=True, timeout=120)
+    stop = shlex.split(re.search(r"stop it: (.*)", out)[1])
+    done = command(*stop[1:], **environment(head))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Job {known} was stopped" in done.stdout
+    assert "had already ended (STOPPED)" in command(*stop[1:], **environment(head)).stdout
+    log = command("logs", known, "--address", head["address"], **environment(head))
+    assert log.returncode == 130
+    assert "Running entrypoint" in log.stdout
+    listed = json.loads(command("jobs", "--json", "--address", head["address"], **environment(head)).stdout)
+    (found,) = [job for job in listed if job["job"] == known]
+    assert (found["study"], found["status"]) == ("long", "STOPPED")
+    assert time.time() - 300 < found["started"] < found["ended"] < time.time()
+    assert [job["started"] for job in listed] == sorted((job["started"] for job in listed), reverse=True)
+    table = command("jobs", "--address", head["address"], **environment(head)).stdout
+    assert re.search(rf"(?m)^{known} +long +stopped +\d{{4}}-", table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["logs", "stop"])
+def test_a_job_that_the_cluster_does_not_have_is_refused(head, verb):
+    done = command(verb, "raysubmit_none", "--address", head["address"], **environment(head))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "this cluster has no job raysubmit_none" in done.stderr
+
+
+@pytest.mark.slow
+def test_library_defect_ray_sends_a_package_that_its_dashboard_refuses(head, tmp_path):
+    """Ray packs up to 512 MB, and its dashboard takes 100 MiB per request and answers by a traceback (ray 2.60)."""
+    for name in ("study/__main__.py", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "weights.bin").write_bytes(os.urandom(110 * 2**20))
+    settings = {**environment_without("RAY_", "INTERPLAY_"), **environment(head)}
+    done = subprocess.run(
+        [sys.executable, "-m", "study", "submit", SMALL, *TINY, "--address", head["address"]],
+        cwd=tmp_path, env={**settings, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "larger than 105 MB" in done.stderr
+    assert ".rayignore" in done.stderr
 
 
 @pytest.mark.slow
@@ -573,9 +640,6 @@ def test_no_wait_prints_the_job_and_what_to_do_with_it(head, taken):
     assert done.returncode == 0, done.stderr
     assert "Job mine runs taken" in done.stdout
     follow = re.search(r"follow it: (.*)", done.stdout)[1]
-    clean = environment_without("RAY_", "INTERPLAY_")
-    shell = {**clean, **environment(head), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    log = subprocess.run(
-        follow, shell=True, env=shell, check=True, capture_output=True, text=True, timeout=120
-    )
+    log = command(*shlex.split(follow)[1:], **environment(head))
+    assert log.returncode == 2
     assert "error: " in log.stdout

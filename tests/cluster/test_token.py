@@ -61,16 +61,14 @@ def test_a_token_that_is_there_is_kept_and_closed_to_others(token):
     assert make_token(read("file.yaml")).corrected is False
 
 
-def test_the_command_prints_what_a_shell_needs_and_not_the_token(token, capsys, monkeypatch):
+def test_the_command_prints_the_path_and_not_the_token(token, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["interplay", "cluster", "token", "file.yaml"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     out, err = capsys.readouterr()
     assert not ended.value.code
     assert err == ""
-    assert f"export RAY_AUTH_TOKEN_PATH={token}" in out
-    assert "export RAY_AUTH_MODE=token" in out
-    assert "export RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265" in out
+    assert f"Made the token {token}." in out
     assert token.read_text() not in out
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
-from typing import IO
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
@@ -33,6 +32,7 @@ def open_tunnel(file: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
+    address = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as output:
         # Its own session: Ctrl-C must not end it, and its ssh must end with it.
         child = subprocess.Popen(
@@ -44,14 +44,14 @@ def open_tunnel(file: str) -> Iterator[str]:
             env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
         )
         try:
-            address = f"http://127.0.0.1:{port}"
             deadline = time.monotonic() + OPEN_SECONDS
             while not answers(address):
-                has_ended = child.poll() is not None
-                if has_ended or time.monotonic() > deadline:
-                    how = "ended" if has_ended else f"opened no tunnel within {OPEN_SECONDS:.0f} seconds"
+                if child.poll() is not None or time.monotonic() > deadline:
+                    output.seek(0)
+                    text = re.sub(r"\x1b\[[0-9;]*m", "", output.read().decode(errors="replace"))
                     raise SpecError(
-                        f'`ray dashboard {file}` {how}; it printed "{_last_line(output)}". Is the cluster up? '
+                        f"`ray dashboard {file}` opened no tunnel within {OPEN_SECONDS:.0f} seconds, or ended; it "
+                        f'printed "{text.strip().rpartition(chr(10))[2].strip()}". Is the cluster up? '
                         f"`ray up {file}` starts it, and `ray exec {file} 'ray status'` shows its state."
                     )
                 time.sleep(0.3)
@@ -65,13 +65,6 @@ def open_tunnel(file: str) -> Iterator[str]:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-
-
-def _last_line(output: IO[bytes]) -> str:
-    """The last line of output without colours; of a traceback, the exception."""
-    output.seek(0)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", output.read().decode(errors="replace"))
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def answers(address: str) -> bool:

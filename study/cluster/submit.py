@@ -1,0 +1,382 @@
+"""`interplay submit`, `jobs`, `logs` and `stop`: studies as Ray jobs on a cluster."""
+
+import asyncio
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from study.cluster.cluster_file import ADDRESS, ClusterFile, need, read
+from study.cluster.prices import pools
+from study.cluster.rules import AWS_METADATA, check_metadata
+from study.cluster.study_price import price_study
+from study.cluster.token import read_token
+from study.cluster.tunnel import open_tunnel
+from study.cluster.view import option_text
+from study.errors import SpecError
+from study.plan.plan import make_plan
+from study.spec import yaml_file
+from study.spec.study import StudySpec, load_spec
+from trainables.errors import did_you_mean
+
+#: Key of the study's name in a job's metadata.
+STUDY_KEY = "interplay_study"
+#: The token of this machine, used without a cluster file.
+TOKEN = Path("~/.ray/interplay-token")
+STOPPED = 130
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A reachable cluster."""
+
+    client: Any
+    """Ray's `JobSubmissionClient`."""
+    options: tuple[str, ...]
+    """The options that name the cluster on the command line."""
+
+    def command(self, verb: str, job: str) -> str:
+        """A shell command about a job."""
+        return shlex.join(["interplay", verb, job, *self.options])
+
+
+def submit(
+    source: str,
+    overrides: Sequence[str],
+    file: str | None,
+    address: str | None,
+    submission: str | None,
+    *,
+    wait: bool,
+) -> int:
+    """Send a study to a cluster and follow it; the options are those of `interplay submit`.
+
+    Returns the exit status of the study: 0, 1 or 2 as of `interplay run`, 130 if the job or the following was stopped.
+
+    Raises:
+        SpecError: the spec is wrong or does not fit the cluster, the study already runs there, the package is too
+            large, or as `connect`.
+    """
+    need("submitting a study", "aiohttp")
+    console = Console(highlight=False)
+    spec = load_spec(source, overrides)
+    cluster_file = None if file is None else read(file)
+    if cluster_file is not None and cluster_file.provider == "aws":
+        _check(source, overrides, cluster_file, opens_tunnel=address is None, console=console)
+    else:
+        # The sizes of the machines are unknown; data, shapes and options are checked.
+        make_plan(spec, to_read=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        entrypoint = pack(source, overrides, spec, Path(scratch))
+        with connect(file, address) as cluster:
+            with console.status("sending the study"):
+                _refuse_second_driver(cluster, spec.name)
+                job = cluster.client.submit_job(
+                    entrypoint=entrypoint,
+                    runtime_env={"working_dir": scratch} if any(Path(scratch).iterdir()) else {},
+                    metadata={STUDY_KEY: spec.name},
+                    submission_id=submission,
+                )
+            console.print(Text(f"Job {job} runs {spec.name} on {cluster.options[-1]}."), soft_wrap=True)
+            if wait:
+                return _follow(cluster, job, console)
+            _print_commands(console, cluster, job)
+            return 0
+
+
+def jobs(file: str | None, address: str | None) -> list[dict[str, Any]]:
+    """Return a record of each job that was submitted to a cluster, newest first; times are in seconds since 1970.
+
+    Raises:
+        SpecError: as `connect`.
+    """
+    with connect(file, address) as cluster:
+        found = [job for job in cluster.client.list_jobs() if job.submission_id]
+    return [
+        {
+            "job": job.submission_id,
+            "study": _study_of(job),
+            "status": str(job.status),
+            "started": job.start_time and job.start_time / 1000,
+            "ended": job.end_time and job.end_time / 1000,
+        }
+        for job in sorted(found, key=lambda job: -(job.start_time or 0))
+    ]
+
+
+def logs(job: str, file: str | None, address: str | None) -> int:
+    """Print the log of a job and follow it to its end; return as `submit`.
+
+    Raises:
+        SpecError: the cluster has no such job, or as `connect`.
+    """
+    console = Console(highlight=False)
+    with connect(file, address) as cluster:
+        _find(cluster, job)
+        return _follow(cluster, job, console)
+
+
+def stop(job: str, file: str | None, address: str | None) -> None:
+    """Stop a job and wait until it has ended.
+
+    Raises:
+        SpecError: the cluster has no such job, or as `connect`.
+    """
+    console = Console(highlight=False)
+    with connect(file, address) as cluster:
+        found = _find(cluster, job)
+        if found.status.is_terminal():
+            console.print(Text(f"Job {job} had already ended ({found.status})."), soft_wrap=True)
+            return
+        cluster.client.stop_job(job)
+        with console.status(f"waiting for the end of job {job}"):
+            while not cluster.client.get_job_info(job).status.is_terminal():
+                time.sleep(0.5)
+        console.print(Text(f"Job {job} was stopped. Submit its study again to continue."), soft_wrap=True)
+
+
+def _find(cluster: Cluster, name: str) -> Any:
+    """Return Ray's record of a job."""
+    found = {job.submission_id: job for job in cluster.client.list_jobs() if job.submission_id}
+    if name not in found:
+        raise SpecError(
+            f"this cluster has no job {name}{did_you_mean(name, found) or '.'} Its jobs: {', '.join(found) or 'none'}."
+        )
+    return found[name]
+
+
+def pack(source: str, overrides: Sequence[str], spec: StudySpec, folder: Path) -> str:
+    """Fill an empty folder, which Ray packs, with links to the checkout and a spec; return the command to run there.
+
+    Ray omits the files that `.gitignore` and `.rayignore` name. A preset is run by its name and overrides. Any other
+    spec is written into the folder, with its `data.path` relative to the checkout.
+
+    Raises:
+        SpecError: the cluster would not have the data files.
+    """
+    here = Path.cwd()
+    checkouts = (at for at in (here, *here.parents) if (at / "study/__main__.py").is_file())
+    checkout = next((at for at in checkouts if (at / "pyproject.toml").is_file()), None)
+    for entry in checkout.iterdir() if checkout else ():
+        (folder / entry.name).symlink_to(entry)
+    raw = spec.model_dump(mode="json")
+    sent = raw | {key: _relocated(raw[key], checkout) for key in ("data", "vary") if key in raw}
+    name, sets = source, [word for text in overrides for word in ("--set", text)]
+    # Paths of a spec are absolute.
+    if sent != raw or source not in yaml_file.preset_names():
+        name, sets = f"{spec.name}.submitted.yaml", []
+        # It may be a link to a file of the user.
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_text(
+            yaml.safe_dump(sent, sort_keys=False, allow_unicode=True), encoding="utf-8"
+        )
+    return shlex.join(["python", "-m", "study", "run", name, *sets])
+
+
+def _relocated(value: Any, checkout: Path | None, *, is_path: bool = False) -> Any:
+    """A section of a spec in which every data file or pattern is relative to the checkout."""
+    if isinstance(value, dict):
+        return {
+            key: _relocated(part, checkout, is_path=key.split(".")[-1] == "path")
+            for key, part in value.items()
+        }
+    if isinstance(value, list):
+        return [_relocated(part, checkout, is_path=is_path) for part in value]
+    return _inside(value, checkout) if is_path and value else value
+
+
+def _inside(path: str, checkout: Path | None) -> str:
+    """The path of a data file relative to the checkout; SpecError if the package will not have it."""
+    full = Path(path).expanduser()
+    if checkout is None or not full.is_relative_to(checkout):
+        where = (
+            f"put it into {checkout}" if checkout else "run from a checkout of this project that contains it"
+        )
+        raise SpecError(
+            f"`data.path` is {path}, a file that the cluster does not have; {where}, or use a data set of the hub."
+        )
+    inside = str(full.relative_to(checkout))
+    # Without git or a repository this finds nothing, and the driver on the head refuses the path.
+    rules = f"core.excludesFile={checkout / '.rayignore'}"
+    command = ["git", "-C", str(checkout), "-c", rules, "check-ignore", "--no-index", "--quiet", "--", inside]
+    if shutil.which("git") and subprocess.run(command, capture_output=True, check=False).returncode == 0:
+        raise SpecError(
+            f"`data.path` is {path}, which .gitignore or .rayignore excludes from the job; put it elsewhere in "
+            f"{checkout}, or change the ignore file."
+        )
+    return inside
+
+
+def _check(
+    source: str, overrides: Sequence[str], file: ClusterFile, *, opens_tunnel: bool, console: Console
+) -> None:
+    """Refuse here what `ray dashboard` or the driver would refuse later; print warnings and the estimated price."""
+    if opens_tunnel:
+        need("opening a tunnel", "boto3")
+        check_metadata(file, AWS_METADATA)
+    price = price_study(file, pools(file), source, overrides)
+    if file.errors:
+        found = "; ".join(f"line {one.line}, {one.path}: {one.message}" for one in file.errors)
+        raise SpecError(f"{file.name} cannot be used: {found}. See `interplay cluster check {file.name}`.")
+    for warning in file.warnings:
+        console.print(Text.assemble(("warning: ", "yellow"), f"{warning.message}."), soft_wrap=True)
+    for option in price.options if price else ():
+        console.print(Text(f"Estimated {option_text(option)}."), soft_wrap=True)
+
+
+@contextmanager
+def connect(file: str | None, address: str | None) -> Iterator[Cluster]:
+    """Connect to the cluster of a file, through a tunnel if no address is given.
+
+    Without a file, the address is that of RAY_API_SERVER_ADDRESS or of `ray dashboard`, and the token that of
+    RAY_AUTH_TOKEN_PATH or of this machine. Errors of Ray's client in the block become SpecErrors.
+
+    Raises:
+        SpecError: the cluster does not answer, refuses the token or a request, or is no Ray cluster.
+    """
+    need("reaching a cluster", "aiohttp")
+    token = _default_token() if file is None else read(file).token
+    # Ray would read the token once per process, from the environment at that time.
+    headers = {} if token is None else {"Authorization": f"Bearer {read_token(token)}"}
+    options: tuple[str, ...] = () if file is None else ("--cluster", file)
+    with ExitStack() as stack:
+        # A tunnel has a session of its own: without the handlers it would outlive this process.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            stack.callback(signal.signal, number, signal.signal(number, signal.default_int_handler))
+        # Ray's client logs a line per ignore file.
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)
+        if file is not None and address is None:
+            with Console().status(f"opening a tunnel to the head of {file}"):
+                address = stack.enter_context(open_tunnel(file))
+        else:
+            address = (address or os.environ.get("RAY_API_SERVER_ADDRESS") or ADDRESS).rstrip("/")
+            options += ("--address", address)
+        if not re.fullmatch(r"https?://[^/\s]+", address):
+            raise SpecError(f"--address {address} is not the address of a dashboard; write it as {ADDRESS}.")
+        # Both silently replace the client's address (ray 2.60); this process ends with the verb.
+        for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+            os.environ.pop(name, None)
+        # The end of a tunnel is not behind a proxy.
+        os.environ["NO_PROXY"] = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
+        with _as_spec_errors(address, token, file):
+            from ray.job_submission import JobSubmissionClient
+
+            yield Cluster(JobSubmissionClient(address, headers=headers), options)
+
+
+def _default_token() -> Path | None:
+    """The token that the environment names, or that of this machine if it exists."""
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(named) if named else TOKEN.expanduser()
+    return path if named or path.is_file() else None
+
+
+@contextmanager
+def _as_spec_errors(address: str, token: Path | None, file: str | None) -> Iterator[None]:
+    """Turn the errors of Ray's client into one paragraph."""
+    import requests
+    from ray.exceptions import AuthenticationError
+
+    try:
+        yield
+    except SpecError:
+        raise
+    except AuthenticationError as error:
+        if file is not None:
+            fix = f"make one with `interplay cluster token {file}`, and copy it with `ray up {file}`"
+        else:
+            fix = "give the cluster's file with --cluster, or the token's with RAY_AUTH_TOKEN_PATH"
+        wrong = "there is no token here" if token is None else f"it refuses the token {token}"
+        raise SpecError(f"the cluster on {address} requires its token, and {wrong}; {fix}.") from error
+    except (ConnectionError, requests.RequestException) as error:
+        raise SpecError(
+            f"no cluster answers on {address} ({type(error).__name__}); `ray status` on the head shows its state. "
+            "`--cluster FILE` opens a tunnel to the head of a cluster file."
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        # The server answers with a traceback; its last line is the reason.
+        reason = (str(error).rstrip(". \n") or type(error).__name__).splitlines()[-1]
+        if "returned 404" in reason:
+            reason = "it is no Ray dashboard; give another address, or the cluster's file with --cluster"
+        if too_large := re.search(r"Maximum request body size (\d+) exceeded", reason):
+            reason = (
+                f"the package is larger than {int(too_large[1]) / 1e6:,.0f} MB, the limit of Ray's dashboard; name "
+                "large files that the study does not need in .rayignore"
+            )
+        raise SpecError(f"the server on {address} refused the request: {reason}.") from error
+
+
+def _refuse_second_driver(cluster: Cluster, study: str) -> None:
+    for job in cluster.client.list_jobs():
+        if not job.status.is_terminal() and _study_of(job) == study:
+            running = job.submission_id or job.job_id
+            raise SpecError(
+                f"job {running} of this cluster already runs the study {study}, and two drivers would train the "
+                f"same cells. Follow it with `{cluster.command('logs', running)}`, or stop it with "
+                f"`{cluster.command('stop', running)}` and submit again; finished cells are kept."
+            )
+
+
+def _study_of(job: Any) -> str | None:
+    """The study of a job that was sent by this command or by `ray job submit -- python -m study run NAME`."""
+    if name := (job.metadata or {}).get(STUDY_KEY):
+        return str(name)
+    words = (job.entrypoint or "").split()
+    return next((Path(name.strip("'\"")).stem for verb, name in pairwise(words) if verb == "run"), None)
+
+
+def _follow(cluster: Cluster, job: str, console: Console) -> int:
+    """Print the log of a job to its end; return as `submit`."""
+    import aiohttp
+    import requests
+
+    try:
+        asyncio.run(_tail(cluster.client, job))
+        while not (info := cluster.client.get_job_info(job)).status.is_terminal():
+            time.sleep(1)
+    except KeyboardInterrupt:
+        console.print(Text(f"Stopped following; job {job} continues."), soft_wrap=True)
+        _print_commands(console, cluster, job)
+        return STOPPED
+    except (RuntimeError, ConnectionError, aiohttp.ClientError, requests.RequestException) as error:
+        raise SpecError(
+            f"lost the connection to the cluster ({type(error).__name__}); job {job} continues. Once it answers "
+            f"again, follow it: `{cluster.command('logs', job)}`."
+        ) from error
+    if info.status == "SUCCEEDED":
+        return 0
+    if info.status == "STOPPED":
+        console.print(Text(f"Job {job} was stopped. Submit again to continue."), soft_wrap=True)
+        return STOPPED
+    if info.driver_exit_code in (1, 2, STOPPED):
+        return int(info.driver_exit_code)
+    console.print(Text(f"Job {job} failed: {info.message}"), soft_wrap=True)
+    return 1
+
+
+async def _tail(client: Any, job: str) -> None:
+    async for text in client.tail_job_logs(job):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _print_commands(console: Console, cluster: Cluster, job: str) -> None:
+    for word, verb in (("follow it", "logs"), ("stop it", "stop")):
+        console.print(Text.assemble(f"  {word}: ", (cluster.command(verb, job), "bold")), soft_wrap=True)

@@ -4,16 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
 from study.plan.planner import Planner
 from study.spec.frontier import FrontierShape, added_shapes
 from study.spec.search import CrossingSection, OptunaSection, SearchBase
-
-if TYPE_CHECKING:
-    from study.plan.plan import Plan
 
 
 def more_cells(planner: Planner, listed: Sequence[FrontierShape]) -> tuple[list[PlannedCell], list[str]]:
@@ -45,25 +41,24 @@ def check_limits(search: SearchBase, cells: Collection[PlannedCell]) -> None:
         )
 
 
-def trained_shares(plan: "Plan") -> dict[float, float]:
+def trained_shares(search: SearchBase, cells: Sequence[PlannedCell]) -> dict[float, float]:
     """Return the share of each budget's cells that is trained: expected, or the most that the limits allow."""
-    search = plan.search
     if isinstance(search, OptunaSection):
-        pairs = {(p.budget, p.cell.shape.depth, p.lr_factor) for p in plan.cells}
+        pairs = {(p.budget, p.cell.shape.depth, p.lr_factor) for p in cells}
         counts = Counter(budget for budget, *_ in pairs)
         return {budget: min(1.0, search.candidates / count) for budget, count in counts.items()}
     share = 1.0
     if isinstance(search, CrossingSection):
-        costs = sorted((p.flops for p in plan.main), reverse=True)
+        costs = sorted((p.flops for p in cells), reverse=True)
         most = math.fsum(costs[: search.max_cells])
         share = min(most, search.max_flops or most) / math.fsum(costs)
-    return dict.fromkeys((p.budget for p in plan.main), share)
+    return dict.fromkeys((p.budget for p in cells), share)
 
 
-def cell_count(plan: "Plan") -> int:
+def cell_count(search: SearchBase, cells: Sequence[PlannedCell]) -> int:
     """Return how many cells are trained, at most."""
-    search = plan.search
     if isinstance(search, CrossingSection):
-        spent = accumulate(sorted(p.flops for p in plan.main)[: search.max_cells])
+        spent = accumulate(sorted(p.flops for p in cells)[: search.max_cells])
         return sum(cost <= (search.max_flops or math.inf) for cost in spent)
-    return round(math.fsum(plan.trained_shares[planned.budget] for planned in plan.cells))
+    shares = trained_shares(search, cells)
+    return round(math.fsum(shares[planned.budget] for planned in cells))

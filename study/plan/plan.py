@@ -86,7 +86,7 @@ class Plan:
     @cached_property
     def trained_shares(self) -> Mapping[float, float]:
         """Expected share of each budget's cells that are trained, at most."""
-        return trained_shares(self)
+        return trained_shares(self.search, self.main)
 
     def expected(self, attribute: str) -> float:
         """Sum an attribute over the cells, weighted by the share that is trained."""
@@ -95,7 +95,7 @@ class Plan:
     @cached_property
     def cell_count(self) -> int:
         """Number of cells that are trained, at most."""
-        return cell_count(self)
+        return cell_count(self.search, self.main)
 
     @property
     def tokens(self) -> float:

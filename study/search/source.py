@@ -3,13 +3,10 @@
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan
-from study.spec.search import CrossingSection, OptunaSection
-from study.spec.study import StudySpec
 
 if TYPE_CHECKING:
     from analysis.design.objective import Estimate
@@ -110,40 +107,3 @@ def seed_by_seed(plan: Plan) -> list[PlannedCell]:
     seeds = dict.fromkeys(planned.cell.seed for planned in plan.cells)
     place = {seed: index for index, seed in enumerate(seeds)}
     return sorted(plan.cells, key=lambda planned: (place[planned.cell.seed], -planned.flops))
-
-
-def make_search(
-    spec: StudySpec,
-    plan: Plan,
-    known: Known,
-    begun: Keys = (),
-    workers: int | None = None,
-    database: Path | None = None,
-) -> Search:
-    """Return the search of a study, resumed from its results.
-
-    Args:
-        spec: the study.
-        plan: its cells.
-        known: outcomes of ended cells.
-        begun: keys of cells without an outcome, which come first.
-        workers: how many cells run at once; by default the plan's slots.
-        database: SQLite file of the Optuna studies; without it they are kept in memory, by `grid` and `crossing` not
-            at all.
-    """
-    section = spec.search
-    if isinstance(section, OptunaSection):
-        from study.search.optuna_search import OptunaSearch, OptunaStudies
-
-        return OptunaSearch(plan, section, known, begun, OptunaStudies(plan, known, begun, database, section))
-    if isinstance(section, CrossingSection):
-        from study.search.crossing_search import CrossingSearch
-
-        search: Search = CrossingSearch(plan, spec, known, begun, workers or plan.slots)
-    else:
-        search = GridSearch(plan, known)
-    if database is None:
-        return search
-    from study.search.optuna_search import OptunaStudies, Recorded
-
-    return Recorded(search, OptunaStudies(plan, known, begun, database))

@@ -27,7 +27,7 @@ WIDE = """
 name: wide
 data: {kind: hierarchy, vocabulary: 8, branching: 2, levels: 5, synonyms: 2, grammar_seed: 0}
 frontier: {head_dim: 64, widths: {6: [512, 8192], 12: [8192]}}
-training: {steps: 1000, batch: 64, context: 1024, lr: {rule: width, base: 0.3}, precision: bf16}
+training: {steps: 1000, batch: 64, context: 1024, lr: {rule: width, base: 0.3}, precision: bf16, seeds: 1}
 resources: {device: a100-40gb, slots: 64, price_per_hour: 2}
 """
 

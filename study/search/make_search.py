@@ -1,0 +1,45 @@
+"""The search of a study, by its section `search`."""
+
+from pathlib import Path
+
+from study.plan.plan import Plan
+from study.search.source import GridSearch, Keys, Known, Search
+from study.spec.search import CrossingSection, OptunaSection
+from study.spec.study import StudySpec
+
+
+def make_search(
+    spec: StudySpec,
+    plan: Plan,
+    known: Known,
+    begun: Keys = (),
+    workers: int | None = None,
+    database: Path | None = None,
+) -> Search:
+    """Return the search of a study, resumed from its results.
+
+    Args:
+        spec: the study.
+        plan: its cells.
+        known: outcomes of ended cells.
+        begun: keys of cells without an outcome, which come first.
+        workers: how many cells run at once; by default the plan's slots.
+        database: SQLite file of the Optuna studies; without it they are kept in memory, by `grid` and `crossing` not
+            at all.
+    """
+    section = spec.search
+    if isinstance(section, OptunaSection):
+        from study.search.optuna_search import OptunaSearch, OptunaStudies
+
+        return OptunaSearch(plan, section, known, begun, OptunaStudies(plan, known, begun, database, section))
+    if isinstance(section, CrossingSection):
+        from study.search.crossing_search import CrossingSearch
+
+        search: Search = CrossingSearch(plan, spec, known, begun, workers or plan.slots)
+    else:
+        search = GridSearch(plan, known)
+    if database is None:
+        return search
+    from study.search.optuna_search import OptunaStudies, Recorded
+
+    return Recorded(search, OptunaStudies(plan, known, begun, database))

@@ -35,6 +35,8 @@ MISFITS, NOISES = (0.01, 0.1, 0.4), (0.01, 0.05, 0.2)
 LENGTHS = (0.7, 2.0)
 #: Scale of the losses in nats before a budget has two.
 UNKNOWN_SCALE = 0.03
+#: Depths that must have a loss at other budgets before they predict the best one.
+LEAST_DEPTHS = 3
 #: Nodes and weights of the expectation over the loss to be measured.
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
 
@@ -102,7 +104,11 @@ def next_depth(
         tried: those measured there, running or failed; if all are, the best of them is returned.
     """
     free = [depth for depth in depths if depth not in tried]
-    if not known:
+    if (
+        not any(place == budget for place, *_ in known)
+        and len({depth for _, depth, _ in known}) < LEAST_DEPTHS
+    ):
+        # Nothing predicts where the best depth is.
         middle = math.sqrt(depths[0] * depths[-1])
         return min(free or depths, key=lambda depth: abs(math.log(depth / middle)))
     mean, covariance, noise = posterior(known, running, budget, depths)

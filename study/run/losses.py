@@ -5,7 +5,6 @@ from typing import Any
 
 from study.plan import PlannedCell
 from study.plan.layouts import memory_remedy
-from study.run.heartbeat import Heartbeat
 from study.workers.gang import GangError
 from study.workers.machines import Slots
 from study.workers.process_loss import LossCause, Place, loss_cause, loss_cause_at
@@ -44,7 +43,6 @@ def failure_reason(
     error: BaseException | None,
     planned: PlannedCell,
     slots: Slots,
-    heartbeat: Heartbeat | None = None,
     place: Place | None = None,
     *,
     is_local: bool = True,
@@ -57,7 +55,6 @@ def failure_reason(
         error: that of `trial_error`, if there is one.
         planned: the cell.
         slots: of the study.
-        heartbeat: the last one of the trial's process, if there was one.
         place: where the trial's process was, if it is known.
         is_local: whether the trials share the machine and the memory limit of this process.
     """
@@ -66,19 +63,18 @@ def failure_reason(
         reason, cause = _one_line(error), error.loss_cause
     else:
         cause = loss_cause_at(error, place, is_local=is_local)
-        reason = _reason(error, cause, heartbeat)
+        reason = _reason(error, cause)
         if ranks > 1 and (cause or error is None):
-            # The trial's process only supervises, and can no longer report its own place; it has named every lost rank.
-            reason = f"supervisor of {ranks} ranks{f' ({heartbeat.place})' if heartbeat else ''}: {reason}"
+            # The trial's process only supervises; it names every rank that is lost.
+            where = f" (host {place.host}, pid {place.pid})" if place else ""
+            reason = f"supervisor of {ranks} ranks{where}: {reason}"
     if cause is None or not cause.of_memory:
         return reason
     return f"{reason}. {memory_remedy(planned, slots.devices, on_gpu=slots.gpus > 0)}"
 
 
-def _reason(error: BaseException | None, cause: LossCause | None, heartbeat: Heartbeat | None) -> str:
+def _reason(error: BaseException | None, cause: LossCause | None) -> str:
     name = type(error).__name__
-    if heartbeat and heartbeat.overdue:
-        return f"the process of the trial gave no sign of life for {heartbeat.timeout:g} s and was killed"
     if error is None:
         return "the process of the trial was lost"
     if cause is LossCause.MEMORY:

@@ -41,7 +41,7 @@ class TrialSettings(BaseModel):
 
 
 class Report(BaseModel):
-    """One report of a trial: its place, its progress, its result, why it ended without one, or a heartbeat."""
+    """One report of a trial: its place, its progress, its result, or why it ended without one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,8 +53,6 @@ class Report(BaseModel):
     """An error in the input."""
     interrupted: bool = False
     """The driver has asked for the end, and a checkpoint is saved."""
-    alive: float | None = None
-    """Of a heartbeat: seconds until the next one is due. Only gangs send heartbeats."""
 
 
 def trial_config(cell: Cell, layout: Layout, settings: TrialSettings) -> dict[str, str]:
@@ -128,8 +126,7 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
             with stop_requested(settings.run) as stop:
                 result = train(cell, **options, report=show, interrupted=stop)
         else:
-            limit, run = settings.gang_timeout, settings.run
-            result = train_gang(train, cell, layout, options, limit, show, lambda due: send(alive=due), run)
+            result = train_gang(train, cell, layout, options, settings.gang_timeout, show, settings.run)
     except InputError as error:
         send(failure=str(error))
     except InterruptedTrainingError:

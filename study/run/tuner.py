@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import ValidationError
 
 from study.plan import PlannedCell
-from study.run.heartbeat import HeartbeatMonitor
 from study.run.interrupts import StopSignals, stop_signals
 from study.run.losses import failure_reason, is_machine_loss, lost_place, trial_error
 from study.run.trial import Report, TrialSettings, run_trial, trial_config
@@ -71,8 +70,8 @@ def run_cells(
 
     Then each running cell saves a checkpoint first, unless a second Ctrl-C comes or `SAVE_SECONDS` have passed.
     A cell whose process died is tried again, from its checkpoint, up to `retries` times. The folder `scratch`
-    is for Tune's own files and removed at the end. Unless Ray has only `one_machine`, the ranks that share
-    matrices are kept on one. Benchmarks of the scheduling alone pass another `trainable`.
+    is for Tune's own files and removed at the end. Unless Ray has only `one_machine`, a machine that loses
+    trials is avoided. Benchmarks of the scheduling alone pass another `trainable`.
     """
     from ray import tune
 
@@ -265,27 +264,20 @@ def make_scheduler(on_add: Callable[[Any], None] = lambda _: None) -> Any:
 def make_tune_callback(trials: Trials, callback: CellCallback, placer: "Placer") -> Any:
     """Return a Tune callback that passes Tune's events on as those of cells.
 
-    It also ends gangs without a heartbeat, keeps trials from machines that lose them, and ends Tune after a signal.
+    It also keeps trials from machines that lose them, and ends Tune after a signal.
     """
-    import ray
     from ray.tune import Callback
     from ray.tune.experiment import Trial
 
     class TuneCallback(_NotPickled, Callback):
         def __init__(self) -> None:
             super().__init__()
-            self.heartbeats = HeartbeatMonitor()
             self.progressed: set[str] = set()
             """Trials that have reported progress since they were last lost."""
             self.places: dict[str, Place] = {}
             """Where the processes of trials are."""
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            late = self.heartbeats.overdue(time.monotonic())
-            for trial in trials if late else ():
-                if trial.trial_id in late and trial.temporary_state.ray_actor:
-                    # A stopped process cannot answer; Ray (2.60) ends it with SIGKILL after five seconds.
-                    ray.kill(trial.temporary_state.ray_actor)
             self.stop(trials)
 
         def stop(self, tune_trials: list[Any]) -> None:
@@ -319,14 +311,9 @@ def make_tune_callback(trials: Trials, callback: CellCallback, placer: "Placer")
             report = read_report(result["report"])
             if report.place:
                 self.places[trial.trial_id] = report.place
-            if report.alive is not None:
-                place = f"host {result['hostname']}, pid {result['pid']}"
-                self.heartbeats.record(trial.trial_id, place, report.alive)
             if report.progress:
                 self.progressed.add(trial.trial_id)
                 self.notify(callback.progress, planned, report.progress)
-            if report.result or report.failure or report.interrupted:
-                self.heartbeats.remove(trial.trial_id)
             if report.interrupted:
                 trials.running.pop(trial.trial_id)
             if ended := report.result:
@@ -358,14 +345,13 @@ def make_tune_callback(trials: Trials, callback: CellCallback, placer: "Placer")
                 self.count_loss(trial, planned, error)
 
         def on_trial_complete(self, trial: Any, **info: Any) -> None:
-            self.heartbeats.remove(trial.trial_id)
             self.places.pop(trial.trial_id, None)
             if planned := trials.end(trial.trial_id):
                 self.notify(callback.failed, planned, "the trial ended without a result")
 
         def reason(self, trial: Any, planned: PlannedCell, error: BaseException | None) -> str:
-            heartbeat, place = self.heartbeats.remove(trial.trial_id), self.places.get(trial.trial_id)
-            return failure_reason(error, planned, placer.slots, heartbeat, place, is_local=placer.one_machine)
+            place = self.places.get(trial.trial_id)
+            return failure_reason(error, planned, placer.slots, place, is_local=placer.one_machine)
 
         def count_loss(self, trial: Any, planned: PlannedCell, error: BaseException | None) -> None:
             """Count a lost trial for its machine, and report that the machine is avoided from now on."""

@@ -13,21 +13,16 @@ from trainables.layout import Layout
 NODE_LABEL = "ray.io/node-id"
 
 
-def placement(
-    layout: Layout, slots: Slots, *, one_machine: bool, avoided: Sequence[str] = ()
-) -> PlacementGroupFactory:
-    """Return Tune's resource request of a trial.
+def placement(layout: Layout, slots: Slots, avoided: Sequence[str] = ()) -> PlacementGroupFactory:
+    """Return Tune's resource request of a trial, which keeps off the machines to avoid (Ray's ids).
 
     The trial's process trains a cell of one rank itself. That of a gang only supervises: it is on the machine of the
     first bundle and takes nothing, because the ranks need all.
 
     Ranks that share matrices exchange activations in every layer. They must be on one machine, so they are in one
-    bundle, which Ray does not divide. Groups that only share batches may be spread (PACK). No machine is named but
-    those to avoid (Ray's ids), because it may be lost, and machines that are still to come have no name. On
-    `one_machine` each rank has a bundle.
+    bundle, which Ray does not divide. Groups that only share batches may be spread (PACK).
     """
-    together = 1 if one_machine else layout.tensor_parallel
-    bundles = [slots.bundle(together)] * (layout.ranks // together)
+    bundles = [slots.bundle(layout.tensor_parallel)] * layout.data_parallel
     labels = (
         {"bundle_label_selector": [{NODE_LABEL: f"!in({','.join(avoided)})"}] * len(bundles)}
         if avoided
@@ -46,7 +41,7 @@ class Placer:
 
     def request(self, layout: Layout) -> PlacementGroupFactory:
         """Return Tune's resource request of a trial that starts now."""
-        return placement(layout, self.slots, one_machine=self.one_machine, avoided=self.avoided(layout))
+        return placement(layout, self.slots, self.avoided(layout))
 
     def avoided(self, layout: Layout) -> list[str]:
         """Return Ray's ids of the machines to avoid; none if the others could never hold the layout."""

@@ -83,7 +83,7 @@ def wait_for_whole_groups(nodes):
         for node in nodes[:2]
     ]
     ray.get([actor.ready.remote() for actor in busy])
-    group = placement(PAIRS, SLOTS, one_machine=False).to_placement_group()
+    group = placement(PAIRS, SLOTS).to_placement_group()
     assert not group.wait(5), "torn"
     ray.kill(busy[0])
     assert group.wait(60)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from study.plan.plan import make_plan
-from study.run.heartbeat import Heartbeat
 from study.run.losses import failure_reason, is_machine_loss, lost_place, trial_error
 from study.spec.study import load_spec
 from study.workers.gang import GangError
@@ -84,18 +83,9 @@ def test_reasons_of_lost_trials_and_which_of_them_are_lost_machines(planned, pai
         assert failure_reason(error, planned, SLOTS).endswith(reason)
         assert is_machine_loss(error) == of_machine
     assert failure_reason(dead_node(), pair, SLOTS).startswith("supervisor of 2 ranks: the machine")
+    place = Place("node", "h", "127.0.0.1", 7)
+    assert failure_reason(None, pair, SLOTS, place).startswith("supervisor of 2 ranks (host h, pid 7): ")
     assert failure_reason(lost_peer(LossCause.MACHINE), pair, SLOTS) == "rank 1 of 2 was lost"
-
-
-def test_a_process_without_a_sign_of_life_is_named_with_its_place(pair):
-    late = Heartbeat("host h, pid 7", 10.0, 0.0, overdue=True)
-    reason = failure_reason(None, pair, SLOTS, late)
-    assert reason.startswith("supervisor of 2 ranks (host h, pid 7): ")
-    assert "for 10 s" in reason
-    reason = failure_reason(None, pair, SLOTS, dataclasses.replace(late, overdue=False))
-    assert reason.startswith("supervisor of 2 ranks (host h, pid 7): ")
-    assert "for 10 s" not in reason
-    assert failure_reason(None, pair, SLOTS) == "supervisor of 2 ranks: the process of the trial was lost"
 
 
 def test_out_of_memory_is_named_with_the_size_planned_and_what_to_set(planned, pair):

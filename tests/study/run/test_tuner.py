@@ -12,7 +12,6 @@ import pytest
 
 from study.plan.plan import make_plan
 from study.run import tuner
-from study.run.heartbeat import HeartbeatMonitor
 from study.run.trial import Report, TrialSettings
 from study.run.tuner import Trials, make_scheduler, make_tune_callback, read_report, run_cells
 from study.search import Outcome
@@ -195,35 +194,6 @@ def test_a_report_of_a_diverged_cell_survives_its_way_to_the_driver():
     assert math.isnan(back.points[0].train_loss)
     assert math.isnan(back.points[0].grad_norm)
     assert back.evaluations[0].loss == math.inf
-
-
-def test_a_trial_that_gives_no_sign_of_life_is_overdue_once_and_named():
-    monitor = HeartbeatMonitor()
-    assert monitor.overdue(1000.0) == []
-    monitor.record("a", "host h, pid 7", 10.0)
-    monitor.record("b", "host h, pid 8", 10.0)
-    late = {}
-    for second in range(1001, 1028):
-        if second < 1020:
-            monitor.record("b", "host h, pid 8", 10.0)
-        for name in monitor.overdue(float(second)):
-            late.setdefault(name, []).append(second)
-    assert late == {"a": [1011]}
-    last = monitor.remove("a")
-    assert (last.place, last.timeout, last.overdue) == ("host h, pid 7", 10.0, True)
-    assert not monitor.remove("b").overdue
-    assert monitor.remove("b") is None
-    assert monitor.overdue(2000.0) == []
-
-
-def test_the_sleep_of_the_driver_is_not_taken_for_the_silence_of_its_trials():
-    monitor = HeartbeatMonitor()
-    monitor.overdue(1000.0)
-    monitor.record("a", "host h, pid 7", 10.0)
-    assert monitor.overdue(1001.0) == []
-    assert monitor.overdue(9000.0) == [], "the driver was stopped, or busy with something else"
-    assert monitor.overdue(9002.0) == []
-    assert [monitor.overdue(9002.0 + second) for second in (1, 2, 3, 4, 5, 6)] == [[], [], [], [], [], ["a"]]
 
 
 def test_a_gang_waits_for_its_devices_and_no_later_cell_overtakes_it(tmp_path):

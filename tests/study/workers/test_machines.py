@@ -58,8 +58,8 @@ def test_a_gang_that_could_never_be_placed_is_refused_with_both_numbers():
 
 
 def test_ranks_that_share_matrices_are_in_one_bundle_which_ray_does_not_divide():
-    def asked(one_machine=False, **degrees):
-        request = placement(Layout(**degrees), Slots(8, 0.1, 1, ("wide",)), one_machine=one_machine)
+    def asked(**degrees):
+        request = placement(Layout(**degrees), Slots(8, 0.1, 1, ("wide",)))
         bundles, strategy = request._bound.args
         assert strategy == "PACK"
         assert request.head_bundle_is_empty == bool(degrees), "what supervises a gang leaves all to the ranks"
@@ -69,7 +69,6 @@ def test_ranks_that_share_matrices_are_in_one_bundle_which_ray_does_not_divide()
     assert asked(tensor_parallel=3) == [(0.3, 3, MARK)]
     assert asked(tensor_parallel=3, data_parallel=2) == [(0.3, 3, MARK)] * 2
     assert asked(data_parallel=4) == [(0.1, 1, MARK)] * 4, "sharing batches alone bears a network"
-    assert asked(True, tensor_parallel=2) == asked(True, data_parallel=2) == [(0.1, 1, MARK)] * 2
 
 
 def test_machines_to_avoid_are_excluded_unless_no_other_holds_the_ranks(monkeypatch):

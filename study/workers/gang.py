@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from study.workers.process_loss import LossCause, Place, loss_cause_at, own_place
+from study.workers.causes import GangError, Place, as_text, describe, loss_cause, message, own_place
 from study.workers.stop_request import stop_requested
 from trainables.cell import Cell
 from trainables.errors import InputError, InterruptedTrainingError
@@ -26,15 +26,6 @@ GRACE_SECONDS = 5.0
 
 #: `trainables.train.loop.train`, or a test's own.
 Train = Callable[..., Result]
-
-
-class GangError(RuntimeError):
-    """A gang was lost; the message names the rank and how it was lost."""
-
-    loss_cause: LossCause | None = None
-    """How the process of the rank was lost, if that is known."""
-    place: Place | None = None
-    """Where the rank was, if that is known."""
 
 
 class Rank:
@@ -195,10 +186,7 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
     hanging = [rank for rank, future in enumerate(futures) if not future.done()]
     if not failed and not hanging:
         return None
-    names = [
-        f"rank {rank} of {len(places)} (host {place.host}, pid {place.pid})"
-        for rank, place in enumerate(places)
-    ]
+    names = [f"rank {rank} of {len(places)} ({place})" for rank, place in enumerate(places)]
     for rank, error in failed.items():
         if isinstance(error, InterruptedTrainingError):
             return error
@@ -211,12 +199,12 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
     for rank, error in failed.items():
         if isinstance(error, PeerError):
             # The rank that raised has not reported it itself.
-            return GangError(f"{names[rank]} reported the failure of {_message(error)}")
+            return GangError(f"{names[rank]} reported the failure of {message(error)}")
     if hanging:
         who = " and ".join(names[rank] for rank in hanging)
         return GangError(f"{who} hung: the other ranks waited {timeout:g} s")
     rank, error = next(iter(failed.items()))
-    return GangError(f"{names[rank]} lost the connection to the others: {_text(error)}")
+    return GangError(f"{names[rank]} lost the connection to the others: {as_text(error)}")
 
 
 def is_secondary_failure(error: BaseException) -> bool:
@@ -237,30 +225,17 @@ def _origin(error: BaseException | None) -> Any:
 
 
 def _lost(
-    rank: str, error: BaseException, place: Place | None = None, when: str = "", *, is_local: bool = False
+    rank: str, error: BaseException, place: Place | None = None, *, is_local: bool = False
 ) -> GangError:
     """Return the error for a rank that raised, or that Ray has lost."""
-    how = loss_cause_at(error, place, is_local=is_local)
-    match how:
-        case LossCause.MEMORY | None:
-            fate = f"failed: {_text(error)}"
-        case _:
-            fate = f"was lost: {how.value}" if how.of_machine else f"died: {how.value}"
-    lost = GangError(f"{rank} {fate}{when}")
-    lost.loss_cause, lost.place = how, place
+    cause = loss_cause(error, place, is_local=is_local)
+    lost = GangError(describe(error, cause, rank))
+    lost.cause, lost.place = cause, place
     return lost
 
 
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_message(error)}"[:300]
-
-
-def _message(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or "no message"
-
-
 def _start(layout: Layout) -> list[Any]:
-    """Start the ranks of a layout in the placement group of this trial; see `study.workers.placement`."""
+    """Start the ranks of a layout in the placement group of this trial; see `study.run.tune_interface`."""
     import ray
     from ray.util.placement_group import get_current_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -287,6 +262,6 @@ def _started(calls: list[Any], ranks: int) -> list[Any]:
     try:
         return list(ray.get(calls, timeout=START_SECONDS))
     except ray.exceptions.RayActorError as error:
-        raise _lost(f"a rank of {ranks}", error, when=" while it was started") from error
+        raise _lost(f"a rank of {ranks} that was being started", error) from error
     except ray.exceptions.GetTimeoutError as error:
         raise GangError(f"not all of {ranks} ranks have started within {START_SECONDS:g} s") from error

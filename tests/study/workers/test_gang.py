@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import pickle
 import re
 import signal
 import threading
@@ -22,16 +21,14 @@ from study.run.trial import TrialSettings, run_with
 from study.run.tuner import run_cells
 from study.spec.study import load_spec
 from study.workers import gang
+from study.workers.causes import GangError, LossCause, Place
 from study.workers.gang import (
-    GangError,
-    Place,
     is_secondary_failure,
     order_ranks_by_machine,
     verdict,
     watch,
 )
 from study.workers.machines import Slots
-from study.workers.process_loss import LossCause
 from study.workers.ray_session import private_ray
 from tests.stubs import Cells
 from tests.study.run.test_study import Laptop
@@ -98,66 +95,50 @@ def test_the_verdict_names_the_rank_and_what_happened_to_it(futures, reason):
     assert reason is None if found is None else str(found).startswith(reason)
 
 
-def test_the_verdict_on_what_ray_says_of_a_lost_process():
+def test_the_verdict_on_a_lost_process_has_its_cause_and_its_place(monkeypatch):
     from ray.exceptions import ActorDiedError, OutOfMemoryError
 
-    died = verdict([ended(CLOSED), ended(ActorDiedError())], places("a", "a"), TIMEOUT)
-    assert str(died) == "rank 1 of 2 (host host-a, pid 101) died: its process was killed or crashed"
-    full = verdict([ended(CLOSED), ended(OutOfMemoryError("95% used"))], places("a", "a"), TIMEOUT)
-    assert str(full).startswith("rank 1 of 2 (host host-a, pid 101) died: Ray's memory monitor killed it")
-    assert (full.loss_cause, full.place.pid) == (LossCause.RAY, 101)
-    gpu = verdict([ended(CLOSED), ended(torch.OutOfMemoryError("CUDA"))], places("a", "a"), TIMEOUT)
-    assert str(gpu).endswith("failed: OutOfMemoryError: CUDA")
-    assert gpu.loss_cause is LossCause.MEMORY
+    machines = {"a": True, "b": True}
+    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": name, "Alive": machines[name]} for name in machines])
+    monkeypatch.setattr("study.workers.causes.oom_kills", lambda: 0)
+
+    def lost(error, before=0):
+        there = dataclasses.replace(places("a", "b")[1], oom_kills=before)
+        return verdict([ended(CLOSED), ended(error)], [*places("a"), there], TIMEOUT)
+
+    died = lost(ActorDiedError())
+    assert str(died) == "rank 1 of 2 (host host-b, pid 101) died (ActorDiedError)"
+    assert (died.cause, died.place.pid) == (LossCause.PROCESS, 101)
+    assert lost(ActorDiedError(), before=-1).cause is LossCause.PROCESS, (
+        "another machine has a count of its own"
+    )
+    full = lost(OutOfMemoryError("95% used"))
+    assert str(full).startswith(
+        "out of memory: Ray's memory monitor killed rank 1 of 2 (host host-b, pid 101)"
+    )
+    gpu = lost(torch.OutOfMemoryError("CUDA"))
+    assert str(gpu).startswith("out of memory in rank 1 of 2 (host host-b, pid 101) (OutOfMemoryError: CUDA)")
+    assert (full.cause, gpu.cause) == (LossCause.RAY, LossCause.MEMORY)
+    machines["b"] = False
+    assert str(lost(ActorDiedError())).startswith(
+        "the machine of rank 1 of 2 (host host-b, pid 101) was lost"
+    )
 
 
-def test_the_verdict_counts_the_kernels_kills_on_the_machine_of_the_lost_rank(monkeypatch):
+def test_a_rank_on_the_supervisors_machine_was_killed_for_memory_if_the_kernels_count_has_risen(monkeypatch):
     from ray.exceptions import ActorDiedError
 
-    monkeypatch.setattr("study.workers.process_loss.oom_kills", lambda: 4)
-    monkeypatch.setattr("study.workers.process_loss._oom_kills_on", lambda node: {"b": 7, "c": None}[node])
-
-    def cause(node, before):
-        lost = dataclasses.replace(places("a", node)[1], oom_kills=before)
-        return verdict([ended(CLOSED), ended(ActorDiedError())], [*places("a"), lost], TIMEOUT).loss_cause
-
-    assert cause("a", 3) is LossCause.KERNEL
-    assert cause("a", 4) is LossCause.PROCESS
-    assert cause("b", 6) is LossCause.KERNEL
-    assert cause("b", 7) is LossCause.PROCESS
-    assert cause("c", 0) is LossCause.PROCESS, "the machine does not answer"
+    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}])
+    monkeypatch.setattr("study.workers.causes.oom_kills", lambda: 1)
+    failure = verdict([ended(CLOSED), ended(ActorDiedError())], places("a", "a"), TIMEOUT)
+    assert failure.cause is LossCause.KERNEL
+    assert str(failure).startswith("out of memory: the kernel killed rank 1 of 2 (host host-a, pid 101)")
 
 
 def test_the_verdict_on_ranks_that_were_interrupted_is_no_failure():
     stopped = InterruptedTrainingError("stopped at step 3")
     assert verdict([ended(stopped), ended(stopped)], places("a", "a"), TIMEOUT) is stopped
     assert verdict([ended(CLOSED), ended(stopped)], places("a", "a"), TIMEOUT) is stopped
-
-
-def test_the_verdict_tells_the_loss_of_a_machine_from_that_of_a_process(monkeypatch):
-    """A rank beside the trial's own that went with its machine used up a retry, and was said to have crashed."""
-    from ray.core.generated.common_pb2 import ActorDiedErrorContext
-    from ray.exceptions import ActorDiedError, ActorUnavailableError
-
-    monkeypatch.setattr("study.workers.process_loss._oom_kills_on", lambda node: 0)
-
-    def found(error):
-        failure = verdict([ended(CLOSED), ended(error)], places("a", "b"), TIMEOUT)
-        # As it comes to the driver.
-        return pickle.loads(pickle.dumps(failure))
-
-    context = ActorDiedErrorContext(error_message="its node has died.", actor_id=b"0" * 16)
-    gone = found(ActorDiedError(context))
-    assert str(gone) == "rank 1 of 2 (host host-b, pid 101) was lost: its machine is gone"
-    away = found(ActorUnavailableError("rpc error", None))
-    assert str(away).endswith("pid 101) was lost: it cannot be reached, so its machine may be lost")
-    crashed, raised = found(ActorDiedError()), found(OSError("gone"))
-    assert [error.loss_cause for error in (gone, away, crashed, raised)] == [
-        LossCause.MACHINE,
-        LossCause.UNREACHABLE,
-        LossCause.PROCESS,
-        None,
-    ]
 
 
 def test_errors_of_communication_are_told_from_real_ones():
@@ -418,13 +399,13 @@ def test_a_study_mixes_cells_of_one_and_two_ranks(session, root, cells):
 
 #: Rank that is lost, how, and the error.
 LOST = [
-    (1, "dies", r"rank 1 of 2 \(host .*, pid \d+\) died: its process was killed or crashed"),
+    (1, "dies", r"rank 1 of 2 \(host .*, pid \d+\) died \(ActorDiedError\)"),
     (0, "hangs", r"rank 0 of 2 \(host .*, pid \d+\) hung: the other ranks waited 8 s"),
-    (0, "dies", r"rank 0 of 2 \(host .*, pid \d+\) died: its process was killed or crashed"),
+    (0, "dies", r"rank 0 of 2 \(host .*, pid \d+\) died \(ActorDiedError\)"),
     (1, "hangs", r"rank 1 of 2 \(host .*, pid \d+\) hung: the other ranks waited 8 s"),
     (0, "stops", r"rank 0 of 2 \(host .*, pid \d+\) hung: the other ranks waited 8 s"),
-    (0, "fills the memory", r"rank 0 of 2 \(host .*, pid \d+\) failed: RuntimeError: .*can't allocate memory"),
-    (1, "fills the memory", r"rank 1 of 2 \(host .*, pid \d+\) failed: RuntimeError: .*can't allocate memory"),
+    (0, "fills the memory", r"out of memory in rank 0 of 2 \(host .*, pid \d+\) \(RuntimeError: .*allocate memory"),
+    (1, "fills the memory", r"out of memory in rank 1 of 2 \(host .*, pid \d+\) \(RuntimeError: .*allocate memory"),
 ]  # fmt: skip
 IN_THE_GATE = 2
 
@@ -472,8 +453,9 @@ def test_a_cell_of_a_gang_ends_after_its_retries_and_at_once_after_wrong_input(s
     assert after == pytest.approx(loss(root, cells[refused + 1]), rel=2e-6), (
         "the trial's process is still good"
     )
-    assert [what for what, _ in listener.reasons[never]] == ["retried", "failed"]
-    assert_matches(LOST[-1][2], listener.reasons[never][1][1])
+    # It progresses from nothing to the step of the fault once.
+    assert [what for what, _ in listener.reasons[never]] == ["retried", "retried", "failed"]
+    assert_matches(LOST[-1][2], listener.reasons[never][-1][1])
     wait_for_ends(root, gangs, listener)
 
 

@@ -152,6 +152,7 @@ class StopWhenSaved(_NotPickled, tune.Stopper):
         self.queue, self.notice = queue, notice
         self.since: float | None = None
         """When the cells were asked to save."""
+        self._request: Any = None
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """End no trial by its result."""
@@ -165,7 +166,7 @@ class StopWhenSaved(_NotPickled, tune.Stopper):
         saving = sum(attempt.started for attempt in self.queue.attempts.values())
         if self.since is None:
             self.since = now
-            request_stop(self.queue.settings.run)
+            self._request = request_stop(self.queue.settings.run)
             if saving:
                 self.notice(
                     f"Stopping: {saving} running {'cell saves' if saving == 1 else 'cells save'} first "

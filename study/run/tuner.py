@@ -11,7 +11,6 @@ from study.run.interrupts import stop_signals
 from study.run.trial import TrialSettings, run_trial
 from study.search import Source
 from study.workers.machines import MachineLosses, Slots
-from study.workers.stop_request import withdraw_stop
 
 
 def run_cells(
@@ -70,7 +69,5 @@ def run_cells(
             raise
         raise study_callback.error from None
     finally:
-        if stopper.since is not None:
-            withdraw_stop(settings.run)
         shutil.rmtree(scratch, ignore_errors=True)
     return stopper.since is None and queue.is_done

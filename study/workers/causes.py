@@ -50,7 +50,7 @@ class Place:
 class GangError(RuntimeError):
     """A gang was lost; the message names the rank and how it was lost."""
 
-    cause: LossCause | None = None
+    loss_cause: LossCause | None = None
     """How the process of the rank was lost, if that is known."""
     place: Place | None = None
     """Where the rank was, if that is known."""
@@ -134,7 +134,7 @@ def failure_reason(
     if ranks > 1:
         process = f"the supervisor of {ranks} ranks{f' ({place})' if place else ''}"
     if isinstance(error, GangError):
-        cause, reason = error.cause, message(error)
+        cause, reason = error.loss_cause, message(error)
     elif error is None:
         cause, reason = None, f"{process} was lost"
     else:

@@ -230,7 +230,7 @@ def _lost(
     """Return the error for a rank that raised, or that Ray has lost."""
     cause = loss_cause(error, place, is_local=is_local)
     lost = GangError(describe(error, cause, rank))
-    lost.cause, lost.place = cause, place
+    lost.loss_cause, lost.place = cause, place
     return lost
 
 

@@ -52,7 +52,7 @@ def low_memory():
 
 def lost_peer(cause):
     error = GangError("rank 1 of 2 died")
-    error.cause = cause
+    error.loss_cause = cause
     return error
 
 
@@ -158,7 +158,7 @@ def test_the_place_of_a_loss_is_that_of_the_rank_that_was_lost():
     peer.place = other
     # As it comes to the driver.
     peer = pickle.loads(pickle.dumps(peer))
-    assert peer.cause is LossCause.PROCESS
+    assert peer.loss_cause is LossCause.PROCESS
     assert lost_place(peer, own) == other
     assert lost_place(RuntimeError("boom"), own) == own
     assert lost_place(None, None) is None

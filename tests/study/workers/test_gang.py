@@ -108,8 +108,8 @@ def test_the_verdict_on_a_lost_process_has_its_cause_and_its_place(monkeypatch):
 
     died = lost(ActorDiedError())
     assert str(died) == "rank 1 of 2 (host host-b, pid 101) died (ActorDiedError)"
-    assert (died.cause, died.place.pid) == (LossCause.PROCESS, 101)
-    assert lost(ActorDiedError(), before=-1).cause is LossCause.PROCESS, (
+    assert (died.loss_cause, died.place.pid) == (LossCause.PROCESS, 101)
+    assert lost(ActorDiedError(), before=-1).loss_cause is LossCause.PROCESS, (
         "another machine has a count of its own"
     )
     full = lost(OutOfMemoryError("95% used"))
@@ -118,7 +118,7 @@ def test_the_verdict_on_a_lost_process_has_its_cause_and_its_place(monkeypatch):
     )
     gpu = lost(torch.OutOfMemoryError("CUDA"))
     assert str(gpu).startswith("out of memory in rank 1 of 2 (host host-b, pid 101) (OutOfMemoryError: CUDA)")
-    assert (full.cause, gpu.cause) == (LossCause.RAY, LossCause.MEMORY)
+    assert (full.loss_cause, gpu.loss_cause) == (LossCause.RAY, LossCause.MEMORY)
     machines["b"] = False
     assert str(lost(ActorDiedError())).startswith(
         "the machine of rank 1 of 2 (host host-b, pid 101) was lost"
@@ -131,7 +131,7 @@ def test_a_rank_on_the_supervisors_machine_was_killed_for_memory_if_the_kernels_
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}])
     monkeypatch.setattr("study.workers.causes.oom_kills", lambda: 1)
     failure = verdict([ended(CLOSED), ended(ActorDiedError())], places("a", "a"), TIMEOUT)
-    assert failure.cause is LossCause.KERNEL
+    assert failure.loss_cause is LossCause.KERNEL
     assert str(failure).startswith("out of memory: the kernel killed rank 1 of 2 (host host-a, pid 101)")
 
 

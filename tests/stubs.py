@@ -5,7 +5,7 @@ from typing import Any
 
 from study.plan.cells import PlannedCell
 from study.search import Outcome
-from trainables.progress import Result
+from trainables.progress import Progress, Result
 
 
 def stub_result(**changes: Any) -> Result:
@@ -40,3 +40,32 @@ class Cells:
     def tell(self, key: str, outcome: Outcome) -> None:
         assert key not in self.told
         self.told[key] = outcome.loss
+
+
+class Recorder:
+    """A `study.run.cell_queue.CellCallback` that keeps the events: kind, seed of the cell, text."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int | None, str]] = []
+
+    def notice(self, text: str) -> None:
+        self.events.append(("notice", None, text))
+
+    def started(self, planned: PlannedCell) -> None:
+        self.events.append(("started", planned.cell.seed, ""))
+
+    def progress(self, planned: PlannedCell, progress: Progress) -> None:
+        self.events.append(("progress", planned.cell.seed, ""))
+
+    def ended(self, planned: PlannedCell, result: Result) -> None:
+        self.events.append(("ended", planned.cell.seed, ""))
+
+    def failed(self, planned: PlannedCell, reason: str) -> None:
+        self.events.append(("failed", planned.cell.seed, reason))
+
+    def retried(self, planned: PlannedCell, reason: str) -> None:
+        self.events.append(("retried", planned.cell.seed, reason))
+
+    def of(self, kind: str) -> dict[int | None, str]:
+        """The last text of each cell's events of one kind."""
+        return {seed: reason for event, seed, reason in self.events if event == kind}

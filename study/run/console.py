@@ -43,7 +43,7 @@ class _Group(NamedTuple):
 
 
 class Viewer:
-    """Shows losses, running cells and the time left; a `study.run.tuner.CellCallback`.
+    """Shows losses, running cells and the time left; a `study.run.cell_queue.CellCallback`.
 
     Another thread draws the table while cells start and end, so it iterates over copies.
     """

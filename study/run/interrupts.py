@@ -1,58 +1,14 @@
-"""Signals that end a study cleanly."""
+"""The signals that end a study cleanly: SIGINT (Ctrl-C), SIGTERM (a scheduler's stop), SIGHUP (a closed terminal)."""
 
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
-
-
-@contextmanager
-def remembered_interrupt() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises KeyboardInterrupt if a Ctrl-C came before and was lost.
-
-    Python raises it at any point of the program. In a destructor or the callback of a weak reference (SQLAlchemy
-    has many of these while a store opens) it cannot be caught: Python prints that it was ignored, and continues.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    came = threading.Event()
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        came.set()
-        signal.default_int_handler(number, frame)
-
-    def quiet(unraisable: Any) -> None:
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            hook(unraisable)
-
-    def check() -> None:
-        if came.is_set():
-            raise KeyboardInterrupt
-
-    before, hook = signal.signal(signal.SIGINT, remember), sys.unraisablehook
-    sys.unraisablehook = quiet
-    try:
-        yield check
-    finally:
-        sys.unraisablehook = hook
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def term_is_interrupt() -> Iterator[None]:
-    """Let SIGTERM (a scheduler's stop) and SIGHUP (a closed terminal) end the study as cleanly as Ctrl-C does."""
-
-    def interrupt(number: int) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with _handled((signal.SIGTERM, signal.SIGHUP), interrupt):
-        yield
 
 
 @dataclass
@@ -60,29 +16,27 @@ class StopSignals:
     """The signals that ask for the end and have come."""
 
     came: bool = False
-    """Whether any has come: SIGINT (Ctrl-C), SIGTERM or SIGHUP."""
+    """Whether any has come."""
     again: bool = False
     """Whether Ctrl-C has come after that. A scheduler may repeat its SIGTERM, which is no impatience."""
 
-
-@contextmanager
-def stop_signals() -> Iterator[StopSignals]:
-    """Only note the signals that ask for the end, for code that looks at them often."""
-    signals = StopSignals()
-
-    def note(number: int) -> None:
-        signals.again |= signals.came and number == signal.SIGINT
-        signals.came = True
-
-    with _handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), note):
-        yield signals
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if any has come."""
+        if self.came:
+            raise KeyboardInterrupt
 
 
 @contextmanager
-def _handled(numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[None]:
-    """Handle these signals in the main thread; in other threads, which cannot, do nothing."""
+def stop_signals(*, raises: bool = False) -> Iterator[StopSignals]:
+    """Note the signals that ask for the end, for code that looks at them often; elsewhere also raise KeyboardInterrupt.
+
+    Python raises it at any point of the program. In a destructor or the callback of a weak reference (SQLAlchemy
+    has many of these while a store opens) it cannot be caught: Python would print that it was ignored, and continues.
+    So code that `raises` must call `check` at times. Only the main thread handles signals; in others nothing is noted.
+    """
+    signals, hook = StopSignals(), sys.unraisablehook
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield signals
         return
     # A terminal that is gone is no longer found to be one.
     terminals = [file for file in (1, 2) if os.isatty(file)]
@@ -94,15 +48,25 @@ def _handled(numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[
             for file in terminals:
                 os.dup2(nowhere, file)
             os.close(nowhere)
-        handle(number)
+        signals.again |= signals.came and number == signal.SIGINT
+        signals.came = True
+        if raises:
+            raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in numbers}
+    def quiet(unraisable: Any) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            hook(unraisable)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if raises:
+        sys.unraisablehook = quiet
     try:
-        for number in numbers:
+        for number in before:
             # Under nohup a closed terminal stops nothing.
             if before[number] != signal.SIG_IGN or number != signal.SIGHUP:
                 signal.signal(number, handler)
-        yield
+        yield signals
     finally:
-        for number in numbers:
+        for number in before:
             signal.signal(number, before[number])
+        sys.unraisablehook = hook

@@ -19,7 +19,7 @@ from trainables.storage.storage import discard, under
 
 
 class Recorder:
-    """A `study.run.tuner.CellCallback` that makes rows of events for ledger, tracker and screen."""
+    """A `study.run.cell_queue.CellCallback` that makes rows of events for ledger, tracker and screen."""
 
     def __init__(self, plan: Plan, rows: dict[str, Row], mirror: Mirror, paths: StudyPaths) -> None:
         """Begin with the rows of earlier runs, to which those of this one are added."""

@@ -17,7 +17,7 @@ from study.plan.layouts import ClusterCapacity
 from study.plan.table import duration
 from study.results.answer import answer
 from study.run.console import Viewer
-from study.run.interrupts import remembered_interrupt, term_is_interrupt
+from study.run.interrupts import stop_signals
 from study.run.packing import packed
 from study.run.recorder import Recorder
 from study.run.trial import TrialSettings
@@ -86,8 +86,7 @@ def run_study(spec: StudySpec, results: Path, console: Console) -> Summary:
         stack.enter_context(paths.locked())
         recorded = paths.ledger.rows()
         check_owner(plan, paths, recorded)
-        check = stack.enter_context(remembered_interrupt())
-        stack.enter_context(term_is_interrupt())
+        check = stack.enter_context(stop_signals(raises=True)).check
         (paths.folder / SPEC).write_text(spec.to_yaml())
         paths.write_storage()
         return _Run(spec, plan, paths, recorded, cluster, console, check).to_the_end()

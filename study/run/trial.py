@@ -1,13 +1,14 @@
 """The function that a Ray Tune trial runs: train one cell by `trainables`, and report as JSON."""
 
 import functools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from study.workers.process_loss import Place, own_place
+from study.workers.causes import Place, own_place
 from study.workers.stop_request import stop_requested
 from trainables.cell import Cell
 from trainables.diagnostics import Diagnostic
@@ -15,7 +16,7 @@ from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
 from trainables.record import Keep
-from trainables.storage.storage import located, under
+from trainables.storage.storage import MARKER, located, open_storage, under
 
 
 class TrialSettings(BaseModel):
@@ -41,7 +42,7 @@ class TrialSettings(BaseModel):
 
 
 class Report(BaseModel):
-    """One report of a trial: its place, its progress, its result, why it ended without one, or a heartbeat."""
+    """One report of a trial: its place, its progress, its result, or why it ended without one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,18 +54,40 @@ class Report(BaseModel):
     """An error in the input."""
     interrupted: bool = False
     """The driver has asked for the end, and a checkpoint is saved."""
-    alive: float | None = None
-    """Of a heartbeat: seconds until the next one is due. Only gangs send heartbeats."""
 
 
-def trial_config(cell: Cell, layout: Layout, settings: TrialSettings) -> dict[str, str]:
-    """Return the Tune configuration of a cell: flat texts, because Tune flattens everything else."""
+def read_report(text: str) -> Report:
+    """Read a trial's report; one that cannot be read fails its cell and not the study."""
+    try:
+        return Report.model_validate_json(text)
+    except ValidationError as error:
+        return Report(failure=f"the trial sent a report that cannot be read: {error.errors()[0]['msg']}")
+
+
+def trial_config(
+    cell: Cell, layout: Layout, settings: TrialSettings, avoided: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return the Tune configuration of a cell: flat texts, because Tune flattens everything else.
+
+    `avoided` are Ray's ids of the machines that the trial keeps off.
+    """
     return {
         "key": cell.key,
         "cell": cell.model_dump_json(),
         "layout": layout.model_dump_json(),
         "settings": settings.model_dump_json(),
+        "avoided": json.dumps(avoided),
     }
+
+
+def saved_step(settings: TrialSettings, key: str) -> int:
+    """Return the step of the newest finished checkpoint of a cell, by its key; 0 if none can be found."""
+    try:
+        storage = open_storage(under(settings.checkpoint_root, key))
+        tags = [tag for tag in storage.tags() if tag.startswith("step-") and storage.read(tag, MARKER)]
+    except (OSError, InputError):
+        return 0
+    return max((int(tag.split("-")[1]) for tag in tags), default=0)
 
 
 def run_trial(config: dict[str, Any]) -> None:
@@ -128,8 +151,7 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
             with stop_requested(settings.run) as stop:
                 result = train(cell, **options, report=show, interrupted=stop)
         else:
-            limit, run = settings.gang_timeout, settings.run
-            result = train_gang(train, cell, layout, options, limit, show, lambda due: send(alive=due), run)
+            result = train_gang(train, cell, layout, options, settings.gang_timeout, show, settings.run)
     except InputError as error:
         send(failure=str(error))
     except InterruptedTrainingError:

@@ -4,15 +4,14 @@ Each gang has fresh processes, although they take 6 to 10 s to start: DeepSpeed 
 modules, which a process of an earlier gang could only reset in DeepSpeed's private state.
 """
 
-import functools
 import importlib
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from study.workers.process_loss import LossCause, Place, loss_cause_at, own_place
+from study.workers.causes import GangError, Place, as_text, describe, loss_cause, message, own_place
 from study.workers.stop_request import stop_requested
 from trainables.cell import Cell
 from trainables.errors import InputError, InterruptedTrainingError
@@ -24,20 +23,9 @@ START_SECONDS = 300.0
 #: Seconds to wait for the real cause when a rank has only lost its peers: Ray reports a dead process about a second
 #: after its sockets close.
 GRACE_SECONDS = 5.0
-#: Seconds between two heartbeats of the trial's process, each of which asks rank 0 for its progress.
-BEAT_SECONDS = 5.0
 
 #: `trainables.train.loop.train`, or a test's own.
 Train = Callable[..., Result]
-
-
-class GangError(RuntimeError):
-    """A gang was lost; the message names the rank and how it was lost."""
-
-    loss_cause: LossCause | None = None
-    """How the process of the rank was lost, if that is known."""
-    place: Place | None = None
-    """Where the rank was, if that is known."""
 
 
 class Rank:
@@ -72,9 +60,9 @@ class Rank:
             own = {"rendezvous": self._rendezvous, "report": self._progress.put, "interrupted": stop}
             return train(cell, **options, rank_info=rank_info, **own)
 
-    def progress(self) -> list[Progress]:
-        """Return the progress since the last call; a second thread of the process answers while it trains."""
-        return [self._progress.get() for _ in range(self._progress.qsize())]
+    def progress(self) -> Progress:
+        """Wait for the next progress of this rank; a second thread of the process answers while it trains."""
+        return self._progress.get()
 
 
 def train_gang(
@@ -84,15 +72,14 @@ def train_gang(
     options: Mapping[str, Any],
     timeout: float,
     report: Callable[[Progress], None],
-    alive: Callable[[float], None],
     run: str,
 ) -> Result:
     """Train a cell over all ranks of its layout and return rank 0's result.
 
-    Every rank passes `options`, the layout among them, to `train`. A rank that others wait for longer than `timeout`
-    seconds hangs. `report` and `alive` are called in this thread: with rank 0's progress, and with the seconds within
-    which the next call is due. `run` is the name under which the driver asks its trials to stop. No process of the gang
-    is left afterwards.
+    The calling process owns no device and is no rank. Every rank passes `options`, the layout among them, to `train`. A
+    rank that others wait for longer than `timeout` seconds hangs. `report` is called in this thread with rank 0's
+    progress. `run` is the name under which the driver asks its trials to stop. No process of the gang is left
+    afterwards.
 
     Raises:
         InterruptedTrainingError: all ranks were interrupted.
@@ -101,32 +88,22 @@ def train_gang(
     """
     import ray
 
-    alive(2 * START_SECONDS)
-    actors = _start(layout.ranks)
+    actors = _start(layout)
     try:
         ready = [actor.ready.remote() for actor in actors]
         # The import of torch takes seconds, in which a rank's error could not be read: better now than then.
         from trainables.ranks.process_group import RankInfo
 
-        seats = _started(ready, layout.ranks)
-        order = seating(seats, layout.tensor_parallel)
-        ranks, places = [actors[i] for i in order], [seats[i] for i in order]
+        found = _started(ready, layout.ranks)
+        order = order_ranks_by_machine(found, layout.tensor_parallel)
+        ranks, places = [actors[i] for i in order], [found[i] for i in order]
         alone = len({place.node for place in places}) == 1
         address = "127.0.0.1" if alone else places[0].address
         (port,) = _started([ranks[0].open_port.remote(address)], layout.ranks)
-        events: queue.Queue[int | Progress] = queue.Queue()
         futures: list[Future[Any]] = []
         for rank, actor in enumerate(ranks):
             rank_info = RankInfo(rank, layout.ranks, address, port, timeout)
             futures.append(actor.train.remote(train, cell, dict(options), rank_info, run).future())
-
-        def hear(answer: Future[list[Progress]]) -> None:
-            for progress in () if answer.exception() else answer.result():
-                events.put(progress)
-
-        def beat() -> None:
-            alive(timeout + 2 * BEAT_SECONDS)
-            ranks[0].progress.remote().future().add_done_callback(hear)
 
         def lost(rank: int) -> None:
             # Its sockets close, so that ranks that wait for it do not wait for the whole timeout. Rank 0 has the store
@@ -134,8 +111,7 @@ def train_gang(
             if rank:
                 ray.kill(ranks[rank])
 
-        watch(futures, events, report, lost, timeout, beat)
-        alive(2 * (timeout + GRACE_SECONDS))
+        watch(futures, lambda: ranks[0].progress.remote().future(), report, lost, timeout)
         failure = verdict(futures, places, timeout)
         if failure is not None:
             raise failure
@@ -146,7 +122,7 @@ def train_gang(
             ray.kill(actor)
 
 
-def seating(places: Sequence[Place], tensor_parallel: int) -> list[int]:
+def order_ranks_by_machine(places: Sequence[Place], tensor_parallel: int) -> list[int]:
     """Return the order of the ranks: the first process first, and the ranks of each machine side by side.
 
     A tensor-parallel group on two machines, where each layer would wait for the network, is a GangError.
@@ -165,46 +141,38 @@ def seating(places: Sequence[Place], tensor_parallel: int) -> list[int]:
 
 def watch(
     futures: Sequence[Future[Any]],
-    events: "queue.Queue[int | Progress]",
+    next_progress: Callable[[], Future[Progress]],
     report: Callable[[Progress], None],
     lost: Callable[[int], None],
     timeout: float,
-    alive: Callable[[], None] = lambda: None,
 ) -> None:
     """Return when all ranks have ended, or when no better cause of a failure is to be expected.
 
-    Once a rank has ended well, the others may take `timeout` seconds. Rank 0 puts its progress into `events`, which
-    is passed to `report`; `lost` is called with each rank that failed, `alive` every `BEAT_SECONDS`.
+    Once a rank has ended well, the others may take `timeout` seconds. `report` is called with each result of
+    `next_progress`, and `lost` with each rank that failed after another one.
     """
-
-    def put(rank: int, _: Future[Any]) -> None:
-        events.put(rank)
-
-    for rank, future in enumerate(futures):
-        future.add_done_callback(functools.partial(put, rank))
-    waiting, deadline, beat = set(range(len(futures))), float("inf"), 0.0
-    while waiting:
-        if time.monotonic() >= beat:
-            alive()
-            beat = time.monotonic() + BEAT_SECONDS
-        try:
-            event = events.get(timeout=max(0.0, min(deadline, beat) - time.monotonic()))
-        except queue.Empty:
-            if time.monotonic() >= deadline:
+    waiting, deadline = set(range(len(futures))), float("inf")
+    progress = next_progress()
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        pending = [progress, *(futures[rank] for rank in waiting)]
+        done, _ = wait(pending, left if left < float("inf") else None, return_when=FIRST_COMPLETED)
+        if progress in done:
+            if progress.exception():
+                # Rank 0 is lost; its own future has the reason.
+                progress = Future()
+            else:
+                report(progress.result())
+                progress = next_progress()
+        for rank in sorted(rank for rank in waiting if futures[rank] in done):
+            waiting.discard(rank)
+            error = futures[rank].exception()
+            if error is None:
+                deadline = min(deadline, time.monotonic() + timeout)
+                continue
+            if not is_secondary_failure(error):
                 return
-            continue
-        if not isinstance(event, int):
-            report(event)
-            continue
-        waiting.discard(event)
-        error = futures[event].exception()
-        if error is None:
-            deadline = min(deadline, time.monotonic() + timeout)
-            continue
-        if not is_echo(error):
-            return
-        lost(event)
-        deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            lost(rank)
+            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
 
 
 def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: float) -> Exception | None:
@@ -218,10 +186,7 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
     hanging = [rank for rank, future in enumerate(futures) if not future.done()]
     if not failed and not hanging:
         return None
-    names = [
-        f"rank {rank} of {len(places)} (host {place.host}, pid {place.pid})"
-        for rank, place in enumerate(places)
-    ]
+    names = [f"rank {rank} of {len(places)} ({place})" for rank, place in enumerate(places)]
     for rank, error in failed.items():
         if isinstance(error, InterruptedTrainingError):
             return error
@@ -229,20 +194,20 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
             # An error on one machine only must name the machine.
             return error if rank == 0 else InputError(f"{error} (Reported by {names[rank]}.)")
     for rank, error in failed.items():
-        if not is_echo(error):
+        if not is_secondary_failure(error):
             return _lost(names[rank], error, places[rank], is_local=places[rank].node == places[0].node)
     for rank, error in failed.items():
         if isinstance(error, PeerError):
             # The rank that raised has not reported it itself.
-            return GangError(f"{names[rank]} reported the failure of {_message(error)}")
+            return GangError(f"{names[rank]} reported the failure of {message(error)}")
     if hanging:
         who = " and ".join(names[rank] for rank in hanging)
         return GangError(f"{who} hung: the other ranks waited {timeout:g} s")
     rank, error = next(iter(failed.items()))
-    return GangError(f"{names[rank]} lost the connection to the others: {_text(error)}")
+    return GangError(f"{names[rank]} lost the connection to the others: {as_text(error)}")
 
 
-def is_echo(error: BaseException) -> bool:
+def is_secondary_failure(error: BaseException) -> bool:
     """Whether an exception, ours or gloo's, only reports that another rank failed or is late."""
     import torch.distributed as dist
 
@@ -260,42 +225,27 @@ def _origin(error: BaseException | None) -> Any:
 
 
 def _lost(
-    rank: str, error: BaseException, place: Place | None = None, when: str = "", *, is_local: bool = False
+    rank: str, error: BaseException, place: Place | None = None, *, is_local: bool = False
 ) -> GangError:
     """Return the error for a rank that raised, or that Ray has lost."""
-    how = loss_cause_at(error, place, is_local=is_local)
-    match how:
-        case LossCause.MEMORY | None:
-            fate = f"failed: {_text(error)}"
-        case _:
-            fate = f"was lost: {how.value}" if how.of_machine else f"died: {how.value}"
-    lost = GangError(f"{rank} {fate}{when}")
-    lost.loss_cause, lost.place = how, place
+    cause = loss_cause(error, place, is_local=is_local)
+    lost = GangError(describe(error, cause, rank))
+    lost.loss_cause, lost.place = cause, place
     return lost
 
 
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_message(error)}"[:300]
-
-
-def _message(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or "no message"
-
-
-def _start(ranks: int) -> list[Any]:
-    """Start as many actors in this trial's placement group."""
+def _start(layout: Layout) -> list[Any]:
+    """Start the ranks of a layout in the placement group of this trial; see `study.run.tune_interface`."""
     import ray
     from ray.util.placement_group import get_current_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    group = get_current_placement_group()
-    if group is None or ranks % group.bundle_count:
+    group, together = get_current_placement_group(), layout.tensor_parallel
+    if group is None or group.bundle_count != layout.data_parallel:
         found = 0 if group is None else group.bundle_count
-        raise GangError(f"a gang of {ranks} ranks was started in a placement group of {found} bundles")
-    # A bundle of the group holds one rank, or all ranks that share matrices.
-    together = ranks // group.bundle_count
+        raise GangError(f"a gang of {layout.ranks} ranks was started in a placement group of {found} bundles")
     actors = []
-    for rank in range(ranks):
+    for rank in range(layout.ranks):
         index = rank // together
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         bundle = group.bundle_specs[index]
@@ -312,6 +262,6 @@ def _started(calls: list[Any], ranks: int) -> list[Any]:
     try:
         return list(ray.get(calls, timeout=START_SECONDS))
     except ray.exceptions.RayActorError as error:
-        raise _lost(f"a rank of {ranks}", error, when=" while it was started") from error
+        raise _lost(f"a rank of {ranks} that was being started", error) from error
     except ray.exceptions.GetTimeoutError as error:
         raise GangError(f"not all of {ranks} ranks have started within {START_SECONDS:g} s") from error

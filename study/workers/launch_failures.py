@@ -1,13 +1,11 @@
 """Reports machines that the autoscaler cannot start: Ray retries silently and never takes another pool."""
 
 import logging
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from study.plan.table import duration
@@ -18,9 +16,8 @@ from study.workers.machines import Promised, promised
 POLL_SECONDS = 2.0
 #: Seconds after its last failure from which a machine type counts as working, or as no longer requested.
 QUIET_SECONDS = 60.0
-#: The autoscaler's log on the head, where the driver of a job runs; and how many bytes of its end are read.
-AUTOSCALER_LOG = Path("/tmp/ray/session_latest/logs/monitor.log")
-TAIL_BYTES = 1 << 18
+#: Where Ray 2.60 writes the cause of a failed launch, and nowhere else; it is only named in the message.
+AUTOSCALER_LOG = "/tmp/ray/session_latest/logs/monitor.log"
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,7 +30,6 @@ class LaunchFailure:
     due: float
     """When it is reported next."""
     last: float = 0.0
-    reason: str = ""
 
 
 class LaunchFailures:
@@ -46,15 +42,14 @@ class LaunchFailures:
         self._nodes: set[str] = set()
 
     def update(
-        self, now: float, failures: Mapping[str, str], nodes: Mapping[str, str]
+        self, now: float, failures: Collection[str], nodes: Mapping[str, str]
     ) -> dict[str, LaunchFailure]:
         """Add what `autoscaler_status` returns `now`, on a steady clock; return the types to report."""
         for name in {kind for node, kind in nodes.items() if node not in self._nodes}:
             self.failing.pop(name, None)
         self._nodes = set(nodes)
-        for name, reason in failures.items():
-            failing = self.failing.setdefault(name, LaunchFailure(now, now + self.patience))
-            failing.last, failing.reason = now, reason or failing.reason
+        for name in failures:
+            self.failing.setdefault(name, LaunchFailure(now, now + self.patience)).last = now
         self.failing = {n: f for n, f in self.failing.items() if now - f.last <= QUIET_SECONDS}
         due = {n: f for n, f in self.failing.items() if now >= f.due}
         for failing in due.values():
@@ -63,16 +58,16 @@ class LaunchFailures:
 
 
 def message(name: str, failing: LaunchFailure, now: float, promise: Promised, pool: str) -> str:
-    """Return one paragraph: which machines cannot be started, why, and what to change."""
+    """Return one paragraph: which machines cannot be started, and what to change."""
     kind = promise.kinds.get(name, {})
     machine = (kind.get("node_config") or {}).get("InstanceType")
     others = ", ".join(sorted(other for other in promise.kinds if other != name)) or "none"
     return (
         f"No machine of type {name}{f' ({machine})' if machine else ''} could be started for "
-        f"{duration(now - failing.since)}: {failing.reason or 'no reason was given'}. Cells that need one wait, the "
-        f"others continue, and Ray keeps trying; it takes no other pool by itself (`resources.pool` is {pool!r}). To "
-        "change it, stop the study (nothing is lost) and run it with --set resources.pool=NAME (others of this "
-        f"cluster: {others}), or give the cluster more zones or another machine type and run `ray up` again."
+        f"{duration(now - failing.since)}; the head has the cloud's reason in {AUTOSCALER_LOG}. Cells that need one "
+        f"wait, the others continue, and Ray keeps trying; it takes no other pool by itself (`resources.pool` is "
+        f"{pool!r}). To change it, stop the study (nothing is lost) and run it with --set resources.pool=NAME (others "
+        f"of this cluster: {others}), or give the cluster more zones or another machine type and run `ray up` again."
     )
 
 
@@ -80,21 +75,6 @@ def concerns(name: str, promise: Promised, pool: str) -> bool:
     """Whether a study on a pool waits for machines of a type; another study of the cluster may have requested them."""
     resources = promise.kinds.get(name, {}).get("resources")
     return pool == "any" or resources is None or bool(resources.get(pool))
-
-
-def cloud_errors(log: Path) -> dict[str, str]:
-    """Return the cloud's error for the last failed launch of each machine type, from the autoscaler's log.
-
-    Ray 2.60 reports the failure without its cause (its LaunchNodeError has no details) and writes the cause to this
-    file alone. Without the file, the result is empty.
-    """
-    if not log.is_file():
-        return {}
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        text = file.read().decode(errors="replace")
-    found = re.findall(r"Failed to launch \d+ nodes of type (\S+): (.+)", text)
-    return {name: _short(answer) for name, answer in found}
 
 
 @contextmanager
@@ -116,8 +96,8 @@ def report_launch_failures(resources: ResourcesSection, show: Callable[[str], No
                 warned = True
                 continue
             now = time.monotonic()
-            failures = {n: why for n, why in failures.items() if concerns(n, promise, resources.pool)}
-            for name, failing in known.update(now, failures, nodes).items():
+            waited = {name for name in failures if concerns(name, promise, resources.pool)}
+            for name, failing in known.update(now, waited, nodes).items():
                 show(message(name, failing, now, promise, resources.pool))
 
     thread = threading.Thread(target=watch, name="launch failures", daemon=True)
@@ -129,20 +109,12 @@ def report_launch_failures(resources: ResourcesSection, show: Callable[[str], No
         thread.join()
 
 
-def autoscaler_status() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the reason of recent failures by machine type, and the type by id of each machine there is."""
+def autoscaler_status() -> tuple[set[str], dict[str, str]]:
+    """Return the machine types of which launches failed recently, and the type by id of each machine there is."""
     import ray
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     status: Any = get_cluster_status(ray.get_runtime_context().gcs_address)
-    names = {launch.ray_node_type_name: _short(launch.details) for launch in status.failed_launches}
-    answers = cloud_errors(AUTOSCALER_LOG) if names else {}
-    failures = {name: answers.get(name) or details for name, details in names.items()}
     there = (*status.active_nodes, *status.idle_nodes, *status.pending_nodes)
-    return failures, {node.instance_id: node.ray_node_type_name for node in there}
-
-
-def _short(details: str | None) -> str:
-    """Return the cloud's own message, on one line: the last line of a traceback."""
-    lines = [line.strip() for line in (details or "").splitlines() if line.strip()]
-    return lines[-1].rstrip(".")[:300] if lines else ""
+    failing = {launch.ray_node_type_name for launch in status.failed_launches}
+    return failing, {node.instance_id: node.ray_node_type_name for node in there}

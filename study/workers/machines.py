@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ TYPE_LABEL = "ray.io/node-group"
 MARK = 0.001
 #: Prefix of Ray's resource for the model of a machine's GPU.
 ACCELERATOR = "accelerator_type:"
+#: Lost trials from which a machine is avoided.
+MOST_LOSSES = 2
 
 
 @dataclass(frozen=True)
@@ -242,6 +245,51 @@ def check_capacity(
                 f"{groups}. Lower `resources.data_parallel` to {groups}, choose a `resources.tensor_parallel` that "
                 "divides the devices of a machine, or start more machines."
             )
+
+
+class MachineLosses:
+    """Counts the trials lost on each machine.
+
+    A machine may be ill without being lost, and would then take cell after cell. A cell that was lost on several
+    machines is itself at fault, so it counts against none of them.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        """Begin with no loss; `slots` are those of the study."""
+        self.slots = slots
+        self._cells: dict[str, list[str]] = defaultdict(list)
+        """Keys of the cells of the trials lost on each machine, by Ray's id of the machine."""
+
+    def add(self, node: str, cell: str) -> bool:
+        """Count a trial of a cell that was lost on a machine; return whether the machine is ill only since then."""
+        before = self.ill
+        self._cells[node].append(cell)
+        return node in self.ill and node not in before
+
+    @property
+    def ill(self) -> list[str]:
+        """Ray's ids of the machines on which `MOST_LOSSES` trials were lost."""
+        return sorted(node for node in self._cells if self._count(node) >= MOST_LOSSES)
+
+    def avoided(self, layout: Layout) -> list[str]:
+        """Return the ill machines; none if the others, those still to come included, could never hold the layout."""
+        ill = self.ill
+        if ill:
+            others = [machine.resources for machine in cluster_machines() if machine.node not in ill]
+            try:
+                check_capacity(self.slots, [layout], others)
+            except SpecError:
+                return []
+        return ill
+
+    def live_ranks(self) -> int:
+        """Return how many ranks the live machines hold, without those that are ill."""
+        live = [machine for machine in live_machines() if machine.node not in self.ill]
+        return sum(self.slots.ranks_on(machine.resources) for machine in live)
+
+    def _count(self, node: str) -> int:
+        elsewhere = {cell for other, cells in self._cells.items() if other != node for cell in cells}
+        return sum(cell not in elsewhere for cell in self._cells[node])
 
 
 def _plain_pool(found: Collection[Machine]) -> str | None:

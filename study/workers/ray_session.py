@@ -6,13 +6,12 @@ import logging
 import math
 import os
 import secrets
-import shutil
 import signal
 import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +90,16 @@ def private_ray(slots: Slots) -> Iterator[None]:
         options["num_gpus"] = math.ceil(slots.devices * slots.gpus)
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
     before = {name: os.environ[name] for name in names if name in os.environ}
-    with tempfile.TemporaryDirectory(prefix="interplay-", ignore_cleanup_errors=True) as scratch:
+    # Ray never removes the logs and sockets of a session (0.3 to 3 MB). The path of a socket may have 107 characters,
+    # and the temporary folder of macOS has too long a name.
+    where = os.environ.get("RAY_TMPDIR", "/tmp")
+    with tempfile.TemporaryDirectory(prefix="interplay-", dir=where, ignore_cleanup_errors=True) as scratch:
         token = Path(scratch, "token")
         token.touch(mode=0o600)
         token.write_text(_token(), encoding="ascii")
         os.environ.update(zip(names, ("token", str(token)), strict=True))
         try:
-            with ExitStack() as stack, _connected(options, on_gpu=bool(slots.gpus)):
-                stack.callback(_remove_session, _session_folder())
+            with _connected({**options, "_temp_dir": scratch}, on_gpu=bool(slots.gpus)):
                 yield
         finally:
             for name in names:
@@ -129,20 +130,6 @@ def _connected(options: Mapping[str, Any], *, on_gpu: bool) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _session_folder() -> Path:
-    """Return the folder of the running session of Ray: its logs and sockets, 0.3 to 3 MB that Ray never removes."""
-    worker: Any = importlib.import_module("ray._private.worker")
-    return Path(worker._global_node.get_session_dir_path())
-
-
-def _remove_session(folder: Path) -> None:
-    """Remove the folder of a session that has ended, and the link to the latest one if that is it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    latest = folder.parent / "session_latest"
-    if latest.is_symlink() and not latest.exists():
-        latest.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -19,9 +19,10 @@ import psutil
 from rich.console import Console
 
 from study.plan.cells import PlannedCell
+from study.run.cell_queue import CellCallback
 from study.run.runner import run_study
 from study.run.trial import TrialSettings
-from study.run.tuner import CellCallback, run_cells
+from study.run.tuner import run_cells
 from study.search import Source
 from study.spec.study import load_spec
 from study.workers.machines import Slots

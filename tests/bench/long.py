@@ -18,9 +18,9 @@ import psutil
 from rich.console import Console
 
 from study.plan.cells import PlannedCell
+from study.run.cell_queue import CellCallback
 from study.run.runner import run_study
 from study.run.trial import run_trial
-from study.run.tuner import CellCallback
 from study.spec.study import load_spec
 from tests.bench.driver import Meter, metered
 from tests.bench.figure import Figure

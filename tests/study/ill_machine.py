@@ -17,8 +17,7 @@ from study.run.trial import TrialSettings, run_with
 from study.run.tuner import run_cells
 from study.spec.study import load_spec
 from study.workers.machines import Slots, live_machines
-from tests.stubs import Cells, stub_result
-from tests.study.run.test_tuner import Recorder
+from tests.stubs import Cells, Recorder, stub_result
 from tests.study.small import SMALL
 
 SLOTS = Slots(2, 1, 0)

@@ -16,12 +16,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from study.plan.plan import make_plan
 from study.run.trial import TrialSettings, run_with
+from study.run.tune_interface import resource_request
 from study.run.tuner import run_cells
 from study.spec.study import load_spec
 from study.workers.machines import Slots, live_machines
-from study.workers.placement import placement
-from tests.stubs import Cells, stub_result
-from tests.study.run.test_tuner import Recorder
+from tests.stubs import Cells, Recorder, stub_result
 from tests.study.small import SMALL
 from trainables.layout import Layout
 from trainables.progress import Progress
@@ -83,7 +82,8 @@ def wait_for_whole_groups(nodes):
         for node in nodes[:2]
     ]
     ray.get([actor.ready.remote() for actor in busy])
-    group = placement(PAIRS, SLOTS, one_machine=False).to_placement_group()
+    config = {"layout": PAIRS.model_dump_json(), "avoided": "[]"}
+    group = resource_request(config, SLOTS).to_placement_group()
     assert not group.wait(5), "torn"
     ray.kill(busy[0])
     assert group.wait(60)

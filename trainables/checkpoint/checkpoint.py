@@ -33,7 +33,7 @@ from trainables.layout import Layout
 from trainables.progress import Evaluation, FloatRecord, Point
 from trainables.ranks.collective import run_on_all_ranks
 from trainables.record import versions
-from trainables.storage.storage import FULL, Folder
+from trainables.storage.storage import FULL, MARKER, Folder
 
 KEEP = 2
 #: Classes in the files of DeepSpeed besides tensors and plain values.
@@ -44,8 +44,6 @@ CLASSES = frozenset(
         "deepspeed.utils.tensor_fragment.fragment_address",
     }
 )
-#: Written last: a checkpoint without it, or whose files differ from it, is invalid.
-MARKER = "complete.json"
 #: Version of the format.
 FORMAT = 4
 #: Errors of a load that another attempt may not meet: file server, network, device, memory.

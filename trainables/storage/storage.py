@@ -18,6 +18,8 @@ from trainables.errors import InputError
 
 T = TypeVar("T")
 
+#: Written last: a checkpoint without it, or whose files differ from it, is invalid.
+MARKER = "complete.json"
 #: Error numbers of a full disk or quota.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Pyarrow file systems without folders, where a name with a slash is enough.

@@ -17,8 +17,7 @@ from study.run.tuner import run_cells
 from study.spec.study import load_spec
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
-from tests.stubs import Cells, stub_result
-from tests.study.run.test_tuner import Recorder
+from tests.stubs import Cells, Recorder, stub_result
 from tests.study.small import SMALL
 
 #: Memory that the trial takes at most, in pieces; the limit of the control group; and what Ray's monitor leaves.

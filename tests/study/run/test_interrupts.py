@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from study.run.interrupts import remembered_interrupt, stop_signals, term_is_interrupt
+from study.run.interrupts import stop_signals
 
 
 class Thing:
@@ -23,25 +23,26 @@ def lose_an_interrupt():
 
 def test_an_interrupt_lost_in_a_callback_is_raised_at_the_next_check(capsys):
     before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
-    with remembered_interrupt() as check:
-        check()
+    with stop_signals(raises=True) as signals:
+        signals.check()
         lose_an_interrupt()
         with pytest.raises(KeyboardInterrupt):
-            check()
+            signals.check()
     assert signal.getsignal(signal.SIGINT) is before
     assert sys.unraisablehook is hook
     assert capsys.readouterr().err == ""
 
 
-def test_an_interrupt_anywhere_else_is_raised_at_once():
-    with remembered_interrupt(), pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_anywhere_else_is_raised_at_once(number):
+    with stop_signals(raises=True), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
 
 
 def test_what_else_goes_wrong_in_a_callback_is_still_told(monkeypatch):
     told = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
-    with remembered_interrupt():
+    with stop_signals(raises=True):
         thing = Thing()
         reference = weakref.ref(thing, lambda _: 1 / 0)
         del thing
@@ -73,16 +74,11 @@ def test_signals_that_ask_for_the_end_are_noted_and_a_second_ctrl_c_is_told_from
 def test_sighup_that_is_ignored_as_under_nohup_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stop_signals() as signals, term_is_interrupt():
+        with stop_signals(raises=True) as signals:
             signal.raise_signal(signal.SIGHUP)
             assert not signals.came
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_sigterm_is_a_ctrl_c_where_nothing_is_to_be_saved():
-    with pytest.raises(KeyboardInterrupt), remembered_interrupt(), term_is_interrupt():
-        signal.raise_signal(signal.SIGTERM)
 
 
 def test_after_a_closed_terminal_output_is_dropped():

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.environment import environment_without
-from tests.study.workers.test_process_loss import memory_group
+from tests.study.workers.test_causes import memory_group
 
 
 @pytest.mark.slow

@@ -7,24 +7,28 @@ import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from ray.exceptions import RayActorError
+from ray.tune.execution import tune_controller
 
 from study.plan.plan import make_plan
-from study.run import tuner
-from study.run.heartbeat import HeartbeatMonitor
-from study.run.trial import Report, TrialSettings
-from study.run.tuner import Trials, make_scheduler, make_tune_callback, read_report, run_cells
+from study.run import tune_interface
+from study.run.cell_queue import CellQueue
+from study.run.trial import Report, TrialSettings, read_report
+from study.run.tune_interface import SAVE_SECONDS, ActorManager, StopWhenSaved, StudyCallback
+from study.run.tuner import run_cells
 from study.search import Outcome
 from study.spec.study import load_spec
-from study.workers.machines import Slots
-from study.workers.process_loss import LossCause
+from study.workers.machines import MachineLosses, Slots
 from study.workers.ray_session import private_ray
-from tests.stubs import Cells, stub_result
-from tests.study.run.test_losses import dead_node, lost_peer
+from tests.stubs import Cells, Recorder, stub_result
 from tests.study.small import SMALL
 from trainables.layout import Layout
-from trainables.progress import Evaluation, Point, Progress
+from trainables.progress import Evaluation, Point
+
+TP2 = Layout(tensor_parallel=2, zero=1)
 
 
 def trial(config):
@@ -50,38 +54,15 @@ def trial(config):
     tune.report({"report": Report(result=stub_result(loss=float(seed))).model_dump_json()})
 
 
-def here():
-    """Two slots on this machine."""
-    # Imported here: Ray reads its mode of authentication when it is imported, before a program has set it.
-    from study.workers.placement import Placer
-
-    return Placer(Slots(2, 1, 0), one_machine=True)
+def queue_of(cells, devices=2, retries=0, root="d", run=""):
+    settings = TrialSettings(data_root=root, checkpoint_root=root, checkpoint_every=1, evaluations=1, run=run)
+    return CellQueue(Cells(cells), settings, MachineLosses(Slots(devices, 1, 0)), retries)
 
 
-class Recorder:
-    def __init__(self):
-        self.events = []
-
-    def notice(self, text):
-        self.events.append(("notice", None, text))
-
-    def started(self, planned):
-        self.events.append(("started", planned.cell.seed, ""))
-
-    def progress(self, planned, progress):
-        self.events.append(("progress", planned.cell.seed, ""))
-
-    def ended(self, planned, result):
-        self.events.append(("ended", planned.cell.seed, ""))
-
-    def failed(self, planned, reason):
-        self.events.append(("failed", planned.cell.seed, reason))
-
-    def retried(self, planned, reason):
-        self.events.append(("retried", planned.cell.seed, reason))
-
-    def of(self, kind):
-        return {seed: reason for event, seed, reason in self.events if event == kind}
+def seeds(count):
+    """Cells of one shape."""
+    options = [f"training.seeds={count}", "frontier.depths=[1]", "frontier.budgets=[1600]"]
+    return make_plan(load_spec(SMALL, options)).cells
 
 
 @pytest.mark.slow
@@ -133,51 +114,20 @@ def test_library_defect_tune_pickles_searcher_and_callbacks():
         tune.Tuner(trial, run_config=tune.RunConfig(callbacks=[Unpicklable()]))
 
 
-class StubTrial:
-    """Counts how often it is asked for its status."""
+def test_library_defect_tune_ends_the_whole_run_when_rays_memory_monitor_kills_a_trial():
+    """When this fails, `ActorManager` can go."""
+    from ray.air.execution._internal import RayActorManager
+    from ray.exceptions import OutOfMemoryError
 
-    def __init__(self, status="PENDING"):
-        self.state, self.asked = status, 0
-
-    @property
-    def status(self):
-        self.asked += 1
-        return self.state
-
-    def is_finished(self):
-        return self.status in ("TERMINATED", "ERROR")
-
-
-def test_trials_run_in_the_order_they_came_and_those_that_ended_are_looked_at_no_more():
-    added = []
-    scheduler, trials = make_scheduler(added.append), [StubTrial() for _ in range(5)]
-    for one in trials:
-        scheduler.on_trial_add(None, one)
-    assert added == trials
-    assert scheduler.choose_trial_to_run(None) is trials[0]
-    trials[0].state = "RUNNING"
-    trials[1].state = "PAUSED"
-    assert scheduler.choose_trial_to_run(None) is trials[2]
-    trials[2].state = trials[3].state = "TERMINATED"
-    trials[4].state = "ERROR"
-    assert scheduler.choose_trial_to_run(None) is trials[1]
-    trials[0].state = "PENDING"
-    scheduler.on_trial_add(None, trials[0])
-    assert scheduler.choose_trial_to_run(None) is trials[0], "it was lost and is tried again"
-    assert scheduler.open == [trials[1], trials[0]]
-    asked = [one.asked for one in trials[2:]]
-    scheduler.choose_trial_to_run(None)
-    assert [one.asked for one in trials[2:]] == asked
-
-
-@pytest.mark.extended
-def test_library_defect_tunes_own_scheduler_goes_through_ended_trials():
-    """When this fails, Tune's scheduler may do, and `make_scheduler` can go."""
-    from ray.tune.schedulers import FIFOScheduler
-
-    ended = StubTrial("TERMINATED")
-    FIFOScheduler().choose_trial_to_run(SimpleNamespace(get_trials=lambda: [ended]))
-    assert ended.asked
+    task, killed = Mock(), OutOfMemoryError("95% used")
+    with pytest.raises(RuntimeError, match="unexpected exception"):
+        RayActorManager._actor_task_failed(Mock(), task, killed)
+    assert issubclass(tune_controller.RayActorManager, RayActorManager)
+    manager = ActorManager(Mock())
+    manager._cleanup_actor = Mock()
+    manager._actor_task_failed(task, killed)
+    ((_, error),) = (call.args for call in task._on_error.call_args_list)
+    assert isinstance(error, RayActorError)
 
 
 def test_a_report_that_cannot_be_read_fails_its_cell_and_not_the_study():
@@ -197,184 +147,138 @@ def test_a_report_of_a_diverged_cell_survives_its_way_to_the_driver():
     assert back.evaluations[0].loss == math.inf
 
 
-def test_a_trial_that_gives_no_sign_of_life_is_overdue_once_and_named():
-    monitor = HeartbeatMonitor()
-    assert monitor.overdue(1000.0) == []
-    monitor.record("a", "host h, pid 7", 10.0)
-    monitor.record("b", "host h, pid 8", 10.0)
-    late = {}
-    for second in range(1001, 1028):
-        if second < 1020:
-            monitor.record("b", "host h, pid 8", 10.0)
-        for name in monitor.overdue(float(second)):
-            late.setdefault(name, []).append(second)
-    assert late == {"a": [1011]}
-    last = monitor.remove("a")
-    assert (last.place, last.timeout, last.overdue) == ("host h, pid 7", 10.0, True)
-    assert not monitor.remove("b").overdue
-    assert monitor.remove("b") is None
-    assert monitor.overdue(2000.0) == []
-
-
-def test_the_sleep_of_the_driver_is_not_taken_for_the_silence_of_its_trials():
-    monitor = HeartbeatMonitor()
-    monitor.overdue(1000.0)
-    monitor.record("a", "host h, pid 7", 10.0)
-    assert monitor.overdue(1001.0) == []
-    assert monitor.overdue(9000.0) == [], "the driver was stopped, or busy with something else"
-    assert monitor.overdue(9002.0) == []
-    assert [monitor.overdue(9002.0 + second) for second in (1, 2, 3, 4, 5, 6)] == [[], [], [], [], [], ["a"]]
-
-
-def test_a_gang_waits_for_its_devices_and_no_later_cell_overtakes_it(tmp_path):
-    plan = make_plan(load_spec(SMALL, ["training.seeds=4", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
-    wide = dataclasses.replace(plan.cells[2], layout=Layout(tensor_parallel=2, zero=1))
-    cells = [*plan.cells[:2], wide, plan.cells[3]]
-    settings = TrialSettings(data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1)
-    source = Cells(cells)
-    trials = Trials(source, settings, devices=2)
+def test_a_gang_waits_for_its_devices_and_no_later_cell_overtakes_it(monkeypatch):
+    one, two, three, four = seeds(4)
+    wide = dataclasses.replace(three, layout=TP2)
+    queue = queue_of([one, two, wide, four])
+    monkeypatch.setattr(queue.losses, "live_ranks", lambda: 0)
 
     def key(trial):
-        given = trials.suggest(trial)
+        given = queue.suggest(trial)
         return given["key"] if isinstance(given, dict) else given
 
-    assert [key("a"), key("b")] == [cells[0].cell.key, cells[1].cell.key]
+    assert [key("a"), key("b")] == [one.cell.key, two.cell.key]
     assert key("c") is None
-    trials.end("a", Outcome(1.0))
+    queue.end("a", Outcome(1.0))
     assert key("c") is None, "one device is free, and the gang needs two"
-    trials.end("b", Outcome(1.0))
+    queue.end("b", Outcome(1.0))
     assert key("c") == wide.cell.key
     assert key("d") is None
-    trials.end("c", Outcome(1.0))
-    assert key("d") == cells[3].cell.key
+    queue.end("c", Outcome(1.0))
+    assert key("d") == four.cell.key
+    assert key("e") is None, "the last cell may be lost, and is then tried again"
+    queue.end("d", Outcome(1.0))
     assert key("e") == "FINISHED"
 
 
-def test_no_cell_is_begun_beside_a_gang_that_waits_for_devices_which_are_there(tmp_path, monkeypatch):
+def test_no_cell_is_begun_beside_a_gang_that_waits_for_devices_which_are_there(monkeypatch):
     """Six devices of two machines may be free three and three: room for no group of four while others take each."""
-    plan = make_plan(load_spec(SMALL, ["training.seeds=4", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
-    wide = dataclasses.replace(plan.cells[0], layout=Layout(tensor_parallel=2, zero=1))
-    settings = TrialSettings(data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1)
+    cells = seeds(4)
     live, clock = 2, 0.0
-    monkeypatch.setattr("study.run.tuner.time.monotonic", lambda: clock)
-    trials = Trials(Cells([plan.cells[1], wide, *plan.cells[2:]]), settings, 5, lambda: live)
-    callback = make_tune_callback(trials, Recorder(), here())
+    monkeypatch.setattr("study.run.cell_queue.time.monotonic", lambda: clock)
+    queue = queue_of([cells[1], dataclasses.replace(cells[0], layout=TP2), *cells[2:]], devices=5)
+    monkeypatch.setattr(queue.losses, "live_ranks", lambda: live)
+    callback = StudyCallback(queue, Recorder(), one_machine=True)
+    gang = SimpleNamespace(trial_id="gang")
+    monkeypatch.setattr(tune_interface, "trial_error", lambda _: None)
 
     def starts(trial_id):
-        return isinstance(trials.suggest(trial_id), dict)
+        return isinstance(queue.suggest(trial_id), dict)
 
     assert starts("one")
     assert starts("gang")
     assert starts("two"), "there are two devices for three ranks: the gang waits for a machine"
     live = 5
     assert not starts("three"), "there is room for all, and yet it waits"
-    callback.on_trial_start(iteration=1, trials=[], trial=SimpleNamespace(trial_id="gang"))
+    callback.on_trial_start(trial=gang)
     assert starts("three"), "the gang has its place"
-    trials.end("one", Outcome(1.0))
-    trials.wait("gang")
-    trials.source.cells.append(plan.cells[1])
-    assert not starts("four"), "it was lost and waits again"
+    queue.end("one", Outcome(1.0))
+    callback.on_trial_recover(trial=gang)
+    queue.source.cells.append(cells[1])
+    assert not starts("four"), "its machine was taken back, and it waits again"
     clock = 3601.0
     assert starts("four"), "but not for ever"
 
 
-def test_a_cell_that_gets_on_between_lost_machines_uses_up_no_retry(monkeypatch):
+def test_a_cell_may_be_lost_as_often_as_it_progresses(tmp_path, monkeypatch):
     """Twenty spot machines taken back are no fault of the cell; one that takes its machine down each time is."""
-    from ray.exceptions import ActorDiedError
-
-    (planned,) = make_plan(
-        load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"])
-    ).cells
+    planned, other = seeds(2)
     recorder = Recorder()
-    settings = TrialSettings(data_root="d", checkpoint_root="c", checkpoint_every=1, evaluations=1)
-    trials = Trials(Cells([planned]), settings, 1)
-    callback = make_tune_callback(trials, recorder, here())
-    trials.suggest("t")
-    progress = Progress(step=1, steps=2, train_seconds=1, points=(), evaluations=())
-    report = {"report": Report(progress=progress).model_dump_json()}
+    queue = queue_of([planned, other], devices=1, retries=1, root=tmp_path)
+    callback = StudyCallback(queue, recorder, one_machine=True)
+    monkeypatch.setattr(tune_interface, "trial_error", lambda _: ValueError("boom"))
 
-    def retries(error, progressed):
-        """How many retries are added when a trial is lost."""
-        trial = SimpleNamespace(trial_id="t", max_failures=2)
-        monkeypatch.setattr("study.run.tuner.trial_error", lambda _: error)
-        if progressed:
-            callback.on_trial_result(iteration=1, trials=[trial], trial=trial, result=report)
-        callback.on_trial_recover(iteration=1, trials=[trial], trial=trial)
-        return trial.max_failures - 2
+    def lose(checkpoint):
+        if checkpoint:
+            folder = tmp_path / planned.cell.key / f"step-{checkpoint:09d}-{planned.cell.key}"
+            folder.mkdir(parents=True)
+            (folder / "complete.json").write_text("{}")
+        given = queue.suggest("t")
+        assert given["key"] == planned.cell.key, "it is tried again before the next cell is taken"
+        callback.on_trial_error(trial=SimpleNamespace(trial_id="t"))
+        return recorder.events[-1][0]
 
-    assert retries(dead_node(), progressed=False) == 0, "it had done nothing yet"
-    assert retries(dead_node(), progressed=True) == 1
-    assert retries(dead_node(), progressed=False) == 0
-    assert retries(ActorDiedError(), progressed=True) == 0
-    assert retries(lost_peer(LossCause.MACHINE), progressed=True) == 1, "that of any rank counts"
-    assert retries(lost_peer(LossCause.PROCESS), progressed=True) == 0
-    assert len([event for event, *_ in recorder.events if event == "retried"]) == 6
+    unfinished = tmp_path / planned.cell.key / f"step-000000900-{planned.cell.key}"
+    unfinished.mkdir(parents=True)
+    assert lose(0) == "retried"
+    assert [lose(step) for step in (3, 5, 40, 100)] == ["retried"] * 4
+    assert [lose(0), lose(0)] == ["retried", "failed"]
+    assert queue.source.told == {planned.cell.key: None}
+    assert queue.suggest("t")["key"] == other.cell.key
 
 
-def test_an_error_while_an_event_is_recorded_is_kept_for_the_user(tmp_path):
+def test_an_error_while_an_event_is_recorded_is_kept_for_the_user():
     """Tune wraps it in the text of a traceback."""
 
     class FullDisk(Recorder):
         def started(self, planned):
             raise OSError(28, "No space left on device")
 
-    plan = make_plan(load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
-    settings = TrialSettings(data_root="d", checkpoint_root="c", checkpoint_every=1, evaluations=1)
-    trials = Trials(Cells(plan.cells), settings, 1)
-    trials.suggest("t")
+    queue = queue_of(seeds(1))
+    queue.suggest("t")
+    callback = StudyCallback(queue, FullDisk(), one_machine=True)
     with pytest.raises(OSError, match="No space"):
-        make_tune_callback(trials, FullDisk(), here()).on_trial_start(
-            iteration=1, trials=[], trial=SimpleNamespace(trial_id="t")
-        )
-    assert isinstance(trials.error, OSError)
+        callback.on_trial_start(trial=SimpleNamespace(trial_id="t"))
+    assert isinstance(callback.error, OSError)
 
 
 def test_a_cell_that_was_interrupted_has_neither_ended_nor_failed():
-    plan = make_plan(load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
-    settings = TrialSettings(data_root="d", checkpoint_root="c", checkpoint_every=1, evaluations=1)
-    source, recorder = Cells(plan.cells), Recorder()
-    trials = Trials(source, settings, 2)
-    callback = make_tune_callback(trials, recorder, here())
-    trials.suggest("t")
+    queue, recorder = queue_of(seeds(1)), Recorder()
+    callback = StudyCallback(queue, recorder, one_machine=True)
+    queue.suggest("t")
     trial = SimpleNamespace(trial_id="t")
     report = {"report": Report(interrupted=True).model_dump_json()}
-    callback.on_trial_result(iteration=1, trials=[trial], trial=trial, result=report)
-    callback.on_trial_complete(iteration=1, trials=[trial], trial=trial)
-    assert source.told == {}
+    callback.on_trial_result(trial=trial, result=report)
+    callback.on_trial_complete(trial=trial)
+    assert queue.source.told == {}
     assert recorder.events == []
-    trials.signals.came = True
-    source.cells = list(plan.cells)
-    assert trials.suggest("u") is None, "nothing starts after a signal"
+    queue.signals.came = True
+    queue.source.cells = seeds(1)
+    assert queue.suggest("u") is None, "nothing starts after a signal"
 
 
-def test_a_stop_waits_for_cells_to_save_until_ctrl_c_comes_again_or_the_limit_has_passed(monkeypatch):
-    """The cells never save, as those whose processes are stopped (SIGSTOP)."""
-    plan = make_plan(load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
-    settings = TrialSettings(
-        data_root="d", checkpoint_root="c", checkpoint_every=1, evaluations=1, run="stop-1"
-    )
-
-    def ended_at(again):
-        """The second at which Tune is ended that was asked for the end at 100, and again at the second given."""
-        seconds, asked, ends, recorder = 0.0, [], [], Recorder()
-        monkeypatch.setattr(tuner, "request_stop", asked.append)
-        monkeypatch.setattr(tuner.time, "monotonic", lambda: seconds)
-        monkeypatch.setattr(tuner.os, "kill", lambda pid, number: ends.append((seconds, pid, number)))
-        trials = Trials(Cells(plan.cells), settings, 1)
-        callback = make_tune_callback(trials, recorder, here())
-        trials.suggest("t")
-        running = [SimpleNamespace(trial_id="t", status="RUNNING")]
-        while not ends:
-            trials.signals.came = trials.signals.came or seconds >= 100
-            trials.signals.again = seconds >= again
-            callback.on_step_end(iteration=1, trials=running)
-            seconds += 1
-        assert asked == ["stop-1"], "the cells are asked once to save"
-        ((event, _, text),) = recorder.events
-        assert event == "notice"
-        assert "1 running cell saves first (at most 90 s" in text
-        assert ends[0][1:] == (os.getpid(), signal.SIGUSR1)
-        return ends[0][0]
-
-    assert ended_at(again=103) == 103
-    assert ended_at(again=1000) == 100 + tuner.SAVE_SECONDS + 1
+@pytest.mark.parametrize(
+    ("again", "saves", "end"),
+    [(103, 1000, 103), (1000, 1000, 100 + SAVE_SECONDS + 1), (1000, 105, 105)],
+)
+def test_a_stop_waits_for_cells_to_save_until_ctrl_c_comes_again_or_the_limit_has_passed(
+    again, saves, end, monkeypatch
+):
+    """A cell saves at a second given, or never, as one whose process is stopped (SIGSTOP)."""
+    seconds, asked, notices = 0, [], []
+    monkeypatch.setattr(tune_interface, "request_stop", asked.append)
+    monkeypatch.setattr(tune_interface.time, "monotonic", lambda: seconds)
+    queue = queue_of(seeds(1), run="stop-1")
+    stopper = StopWhenSaved(queue, notices.append)
+    queue.suggest("t")
+    queue.attempts["t"].started = True
+    while not stopper.stop_all():
+        seconds += 1
+        queue.signals.came = seconds >= 100
+        queue.signals.again = seconds >= again
+        if seconds == saves:
+            del queue.attempts["t"]
+    assert seconds == end
+    assert asked == ["stop-1"], "the cells are asked once to save"
+    (text,) = notices
+    assert "1 running cell saves first (at most 90 s" in text

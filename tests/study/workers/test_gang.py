@@ -4,14 +4,11 @@ import contextlib
 import dataclasses
 import json
 import os
-import pickle
-import queue
 import re
 import signal
 import threading
 import time
 from concurrent.futures import Future
-from pathlib import Path
 from unittest.mock import patch
 
 import psutil
@@ -24,9 +21,14 @@ from study.run.trial import TrialSettings, run_with
 from study.run.tuner import run_cells
 from study.spec.study import load_spec
 from study.workers import gang
-from study.workers.gang import GangError, Place, is_echo, seating, verdict, watch
+from study.workers.causes import GangError, LossCause, Place
+from study.workers.gang import (
+    is_secondary_failure,
+    order_ranks_by_machine,
+    verdict,
+    watch,
+)
 from study.workers.machines import Slots
-from study.workers.process_loss import LossCause
 from study.workers.ray_session import private_ray
 from tests.stubs import Cells
 from tests.study.run.test_study import Laptop
@@ -62,15 +64,15 @@ def ended(error=None):
     return future
 
 
-def test_ranks_of_one_machine_sit_side_by_side_and_the_trial_is_the_first():
-    assert seating(places("b", "b"), 2) == [0, 1]
-    assert seating(places("b", "a", "b", "a"), 2) == [0, 2, 1, 3]
-    assert seating(places("b", "c", "a", "c", "a", "b"), 1) == [0, 5, 2, 4, 1, 3]
+def test_ranks_of_one_machine_are_side_by_side_and_the_first_process_is_rank_0():
+    assert order_ranks_by_machine(places("b", "b"), 2) == [0, 1]
+    assert order_ranks_by_machine(places("b", "a", "b", "a"), 2) == [0, 2, 1, 3]
+    assert order_ranks_by_machine(places("b", "c", "a", "c", "a", "b"), 1) == [0, 5, 2, 4, 1, 3]
 
 
 def test_a_tensor_parallel_group_on_two_machines_is_refused():
     with pytest.raises(GangError, match=r"ranks 2 to 3.*2 machines \(host-a, host-b\)"):
-        seating(places("a", "a", "a", "b"), 2)
+        order_ranks_by_machine(places("a", "a", "a", "b"), 2)
 
 
 @pytest.mark.parametrize(
@@ -93,34 +95,44 @@ def test_the_verdict_names_the_rank_and_what_happened_to_it(futures, reason):
     assert reason is None if found is None else str(found).startswith(reason)
 
 
-def test_the_verdict_on_what_ray_says_of_a_lost_process():
+def test_the_verdict_on_a_lost_process_has_its_cause_and_its_place(monkeypatch):
     from ray.exceptions import ActorDiedError, OutOfMemoryError
 
-    died = verdict([ended(CLOSED), ended(ActorDiedError())], places("a", "a"), TIMEOUT)
-    assert str(died) == "rank 1 of 2 (host host-a, pid 101) died: its process was killed or crashed"
-    full = verdict([ended(CLOSED), ended(OutOfMemoryError("95% used"))], places("a", "a"), TIMEOUT)
-    assert str(full).startswith("rank 1 of 2 (host host-a, pid 101) died: Ray's memory monitor killed it")
-    assert (full.loss_cause, full.place.pid) == (LossCause.RAY, 101)
-    gpu = verdict([ended(CLOSED), ended(torch.OutOfMemoryError("CUDA"))], places("a", "a"), TIMEOUT)
-    assert str(gpu).endswith("failed: OutOfMemoryError: CUDA")
-    assert gpu.loss_cause is LossCause.MEMORY
+    machines = {"a": True, "b": True}
+    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": name, "Alive": machines[name]} for name in machines])
+    monkeypatch.setattr("study.workers.causes.oom_kills", lambda: 0)
+
+    def lost(error, before=0):
+        there = dataclasses.replace(places("a", "b")[1], oom_kills=before)
+        return verdict([ended(CLOSED), ended(error)], [*places("a"), there], TIMEOUT)
+
+    died = lost(ActorDiedError())
+    assert str(died) == "rank 1 of 2 (host host-b, pid 101) died (ActorDiedError)"
+    assert (died.loss_cause, died.place.pid) == (LossCause.PROCESS, 101)
+    assert lost(ActorDiedError(), before=-1).loss_cause is LossCause.PROCESS, (
+        "another machine has a count of its own"
+    )
+    full = lost(OutOfMemoryError("95% used"))
+    assert str(full).startswith(
+        "out of memory: Ray's memory monitor killed rank 1 of 2 (host host-b, pid 101)"
+    )
+    gpu = lost(torch.OutOfMemoryError("CUDA"))
+    assert str(gpu).startswith("out of memory in rank 1 of 2 (host host-b, pid 101) (OutOfMemoryError: CUDA)")
+    assert (full.loss_cause, gpu.loss_cause) == (LossCause.RAY, LossCause.MEMORY)
+    machines["b"] = False
+    assert str(lost(ActorDiedError())).startswith(
+        "the machine of rank 1 of 2 (host host-b, pid 101) was lost"
+    )
 
 
-def test_the_verdict_counts_the_kernels_kills_on_the_machine_of_the_lost_rank(monkeypatch):
+def test_a_rank_on_the_supervisors_machine_was_killed_for_memory_if_the_kernels_count_has_risen(monkeypatch):
     from ray.exceptions import ActorDiedError
 
-    monkeypatch.setattr("study.workers.process_loss.oom_kills", lambda: 4)
-    monkeypatch.setattr("study.workers.process_loss._oom_kills_on", lambda node: {"b": 7, "c": None}[node])
-
-    def cause(node, before):
-        lost = dataclasses.replace(places("a", node)[1], oom_kills=before)
-        return verdict([ended(CLOSED), ended(ActorDiedError())], [*places("a"), lost], TIMEOUT).loss_cause
-
-    assert cause("a", 3) is LossCause.KERNEL
-    assert cause("a", 4) is LossCause.PROCESS
-    assert cause("b", 6) is LossCause.KERNEL
-    assert cause("b", 7) is LossCause.PROCESS
-    assert cause("c", 0) is LossCause.PROCESS, "the machine does not answer"
+    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}])
+    monkeypatch.setattr("study.workers.causes.oom_kills", lambda: 1)
+    failure = verdict([ended(CLOSED), ended(ActorDiedError())], places("a", "a"), TIMEOUT)
+    assert failure.loss_cause is LossCause.KERNEL
+    assert str(failure).startswith("out of memory: the kernel killed rank 1 of 2 (host host-a, pid 101)")
 
 
 def test_the_verdict_on_ranks_that_were_interrupted_is_no_failure():
@@ -129,83 +141,59 @@ def test_the_verdict_on_ranks_that_were_interrupted_is_no_failure():
     assert verdict([ended(CLOSED), ended(stopped)], places("a", "a"), TIMEOUT) is stopped
 
 
-def test_the_verdict_tells_the_loss_of_a_machine_from_that_of_a_process(monkeypatch):
-    """A rank beside the trial's own that went with its machine used up a retry, and was said to have crashed."""
-    from ray.core.generated.common_pb2 import ActorDiedErrorContext
-    from ray.exceptions import ActorDiedError, ActorUnavailableError
-
-    monkeypatch.setattr("study.workers.process_loss._oom_kills_on", lambda node: 0)
-
-    def found(error):
-        failure = verdict([ended(CLOSED), ended(error)], places("a", "b"), TIMEOUT)
-        # As it comes to the driver.
-        return pickle.loads(pickle.dumps(failure))
-
-    context = ActorDiedErrorContext(error_message="its node has died.", actor_id=b"0" * 16)
-    gone = found(ActorDiedError(context))
-    assert str(gone) == "rank 1 of 2 (host host-b, pid 101) was lost: its machine is gone"
-    away = found(ActorUnavailableError("rpc error", None))
-    assert str(away).endswith("pid 101) was lost: it cannot be reached, so its machine may be lost")
-    crashed, raised = found(ActorDiedError()), found(OSError("gone"))
-    assert [error.loss_cause for error in (gone, away, crashed, raised)] == [
-        LossCause.MACHINE,
-        LossCause.UNREACHABLE,
-        LossCause.PROCESS,
-        None,
-    ]
-
-
 def test_errors_of_communication_are_told_from_real_ones():
     assert all(
         map(
-            is_echo,
+            is_secondary_failure,
             (CLOSED, LATE, TOLD, dist.DistNetworkError("timed out"), dist.DistStoreError("1/2 joined")),
         )
     )
-    assert not any(map(is_echo, (RuntimeError("shapes"), torch.OutOfMemoryError("CUDA"), InputError("gloo"))))
+    own = (RuntimeError("shapes"), torch.OutOfMemoryError("CUDA"), InputError("gloo"))
+    assert not any(map(is_secondary_failure, own))
 
 
-class Events(queue.Queue):
-    """The events of a gang with a clock of their own: to wait for one takes no time, and what is due happens."""
+class Clock:
+    """The time of the watch: waiting takes none, and what is due by then happens."""
 
-    def __init__(self, due=()):
-        super().__init__()
+    def __init__(self, *due):
         self.seconds, self.due = 0.0, list(due)
 
     def monotonic(self):
         return self.seconds
 
-    def get(self, timeout):
-        until = self.seconds + timeout
-        while self.empty() and self.due and self.due[0][0] <= until:
+    def wait(self, futures, timeout, return_when):
+        until = self.seconds + (1000 if timeout is None else timeout)
+        while not any(future.done() for future in futures) and self.due and self.due[0][0] <= until:
             self.seconds, happen = self.due.pop(0)
             happen()
-        if self.empty():
+        done = {future for future in futures if future.done()}
+        if not done:
             self.seconds = until
-        return super().get(block=False)
+        return done, set(futures) - done
 
 
 @pytest.fixture
 def clocked(monkeypatch):
-    """Make `Events` whose clock the watch reads."""
+    """Make a clock that the watch uses."""
 
     def make(*due):
-        events = Events(due)
-        monkeypatch.setattr(gang, "time", events)
-        return events
+        clock = Clock(*due)
+        monkeypatch.setattr(gang, "time", clock)
+        monkeypatch.setattr(gang, "wait", clock.wait)
+        return clock
 
     return make
 
 
 def test_the_watch_waits_for_a_better_cause_and_passes_on_progress(clocked):
-    futures, heard, lost = [Future(), Future(), Future()], [], []
-    events = clocked((0.2, lambda: futures[2].set_exception(ValueError("the cause"))))
-    events.put("news")
+    futures, progress, reported, lost = [Future() for _ in range(3)], Future(), [], []
+    clock = clocked((0.2, lambda: futures[2].set_exception(ValueError("the cause"))))
+    progress.set_result("half")
     futures[0].set_exception(CLOSED)
-    watch(futures, events, heard.append, lost.append, TIMEOUT)
-    assert (heard, lost) == (["news"], [0])
-    assert futures[2].done()
-    assert events.seconds == 0.2, "then it waits no longer"
+    later = iter([progress, Future()])
+    watch(futures, lambda: next(later), reported.append, lost.append, TIMEOUT)
+    assert (reported, lost) == (["half"], [0])
+    assert clock.seconds == 0.2, "then it waits no longer"
 
 
 @pytest.mark.parametrize(
@@ -217,17 +205,16 @@ def test_the_watch_waits_for_a_better_cause_and_passes_on_progress(clocked):
     ],
 )
 def test_the_watch_gives_up_on_a_rank_that_does_not_end(clocked, futures, failed, seconds):
-    events, lost = clocked(), []
-    watch(futures, events, print, lost.append, TIMEOUT)
+    clock, lost, asked = clocked(), [], []
+
+    def no_progress():
+        asked.append(ended(OSError("rank 0 is lost")))
+        return asked[-1]
+
+    watch(futures, no_progress, print, lost.append, TIMEOUT)
     assert lost == failed, "the ranks whose processes are ended"
-    assert events.seconds == pytest.approx(seconds)
-
-
-def test_the_watch_gives_signs_of_life_while_it_waits(clocked):
-    futures, beats = [Future(), Future()], []
-    events = clocked((12.0, lambda: [future.set_result(None) for future in futures]))
-    watch(futures, events, print, print, TIMEOUT, lambda: beats.append(events.seconds))
-    assert beats == [0, gang.BEAT_SECONDS, 2 * gang.BEAT_SECONDS]
+    assert clock.seconds == pytest.approx(seconds)
+    assert len(asked) == 1, "a rank that is lost is not asked again"
 
 
 def noted(cell, *, rank_info=None, data_root, **options):
@@ -254,37 +241,34 @@ def noted(cell, *, rank_info=None, data_root, **options):
         if step == STEPS // 2:
             if not fault["always"]:
                 file.unlink()
-            FAULTS[fault["kind"]](int((data_root / f"trial-{cell.seed}").read_text()))
+            FAULTS[fault["kind"]]()
         return real(*args, step=step, **kwargs)
 
     with patch.object(loop, "batch", batch):
         return loop.train(cell, rank_info=rank_info, data_root=data_root, **options)
 
 
-def refuse(_):
+def refuse():
     raise InputError("the folder is not there.")
 
 
-def stop(process):
+def stop():
     """As `kill -STOP` does, or native code that keeps the interpreter's lock: no thread of the process runs."""
-    os.kill(process, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(3600)
 
 
-#: By name; each is called with the process of the trial.
+#: By name.
 FAULTS = {
-    "stops": lambda _: stop(os.getpid()),
-    "stops the trial": stop,
-    "dies": lambda _: os.kill(os.getpid(), signal.SIGKILL),
-    "hangs": lambda _: time.sleep(3600),
-    "fills the memory": lambda _: torch.empty(1 << 50),
+    "stops": stop,
+    "dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "hangs": lambda: time.sleep(3600),
+    "fills the memory": lambda: torch.empty(1 << 50),
     "refuses": refuse,
 }
 
 
 def trial(config):
-    root, seed = json.loads(config["settings"])["data_root"], json.loads(config["cell"])["seed"]
-    Path(root, f"trial-{seed}").write_text(str(os.getpid()))
     run_with(noted, config)
 
 
@@ -415,14 +399,13 @@ def test_a_study_mixes_cells_of_one_and_two_ranks(session, root, cells):
 
 #: Rank that is lost, how, and the error.
 LOST = [
-    (1, "dies", r"rank 1 of 2 \(host .*, pid \d+\) died: its process was killed or crashed"),
+    (1, "dies", r"rank 1 of 2 \(host .*, pid \d+\) died \(ActorDiedError\)"),
     (0, "hangs", r"rank 0 of 2 \(host .*, pid \d+\) hung: the other ranks waited 8 s"),
-    (0, "dies", r"rank 0 of 2 \(host .*, pid \d+\) died: its process was killed or crashed"),
+    (0, "dies", r"rank 0 of 2 \(host .*, pid \d+\) died \(ActorDiedError\)"),
     (1, "hangs", r"rank 1 of 2 \(host .*, pid \d+\) hung: the other ranks waited 8 s"),
     (0, "stops", r"rank 0 of 2 \(host .*, pid \d+\) hung: the other ranks waited 8 s"),
-    (0, "stops the trial", r".*the process of the trial gave no sign of life for 18 s and was killed"),
-    (0, "fills the memory", r"rank 0 of 2 \(host .*, pid \d+\) failed: RuntimeError: .*can't allocate memory"),
-    (1, "fills the memory", r"rank 1 of 2 \(host .*, pid \d+\) failed: RuntimeError: .*can't allocate memory"),
+    (0, "fills the memory", r"out of memory in rank 0 of 2 \(host .*, pid \d+\) \(RuntimeError: .*allocate memory"),
+    (1, "fills the memory", r"out of memory in rank 1 of 2 \(host .*, pid \d+\) \(RuntimeError: .*allocate memory"),
 ]  # fmt: skip
 IN_THE_GATE = 2
 
@@ -437,7 +420,7 @@ def test_a_lost_rank_is_named_and_its_cell_goes_on_from_its_checkpoint(session, 
 @pytest.mark.timeout(1200)
 def test_every_other_way_to_lose_a_rank_is_named_too(session, root, cells):
     # The last one is that of a cell below, which is lost twice.
-    lose_ranks(root, cells[14:19], LOST[IN_THE_GATE:-1])
+    lose_ranks(root, cells[14:18], LOST[IN_THE_GATE:-1])
 
 
 def lose_ranks(root, trained, lost):
@@ -470,8 +453,9 @@ def test_a_cell_of_a_gang_ends_after_its_retries_and_at_once_after_wrong_input(s
     assert after == pytest.approx(loss(root, cells[refused + 1]), rel=2e-6), (
         "the trial's process is still good"
     )
-    assert [what for what, _ in listener.reasons[never]] == ["retried", "failed"]
-    assert_matches(LOST[-1][2], listener.reasons[never][1][1])
+    # It progresses from nothing to the step of the fault once.
+    assert [what for what, _ in listener.reasons[never]] == ["retried", "retried", "failed"]
+    assert_matches(LOST[-1][2], listener.reasons[never][-1][1])
     wait_for_ends(root, gangs, listener)
 
 

@@ -1,0 +1,130 @@
+"""The cells of a run in the order in which they start, those that are running, and those to try again."""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from study.plan import PlannedCell
+from study.run.interrupts import StopSignals
+from study.run.trial import TrialSettings, saved_step, trial_config
+from study.search import Outcome, Source
+from study.workers.causes import Place
+from study.workers.machines import MachineLosses
+from trainables.progress import Progress, Result
+
+#: Seconds for which no other cell is started because a gang waits for room on the live machines. Devices
+#: that other studies hold may be why it waits, and free ones are then better used.
+HOLD_SECONDS = 3600.0
+#: The outcome of a cell whose trial is lost for good.
+FAILED = Outcome(None, status="failed")
+
+
+class CellCallback(Protocol):
+    """Events of cells; called in the driver's main thread, so they must return quickly."""
+
+    def started(self, planned: PlannedCell) -> None:
+        """A trial of this cell has an actor."""
+
+    def progress(self, planned: PlannedCell, progress: Progress) -> None:
+        """A running cell has reported."""
+
+    def ended(self, planned: PlannedCell, result: Result) -> None:
+        """A cell is done or diverged."""
+
+    def failed(self, planned: PlannedCell, reason: str) -> None:
+        """A cell failed and will not be tried again in this run."""
+
+    def retried(self, planned: PlannedCell, reason: str) -> None:
+        """A trial was lost; the cell is tried again from its checkpoint."""
+
+    def notice(self, text: str) -> None:
+        """Something happened to the run that the user should read."""
+
+
+@dataclass
+class Attempt:
+    """A trial of a cell."""
+
+    planned: PlannedCell
+    since: float
+    """When it began to wait for its devices."""
+    started: bool = False
+    """Whether it has them."""
+    place: Place | None = None
+    """Where its process is."""
+
+
+class CellQueue:
+    """Gives the cells of a source to Tune's trials, and starts no cell before its whole gang has devices.
+
+    Left to Tune, a gang would wait for as long as there are narrower cells to take each free device. Even if enough
+    are free, they may be on several machines, without room for ranks that must be on one. So nothing is started while
+    such a gang waits, unless it waits for machines that are still to come.
+
+    A cell may be tried as often as it progresses: `retries` limits the losses since its newest checkpoint.
+    """
+
+    def __init__(
+        self, source: Source, settings: TrialSettings, losses: MachineLosses, retries: int = 0
+    ) -> None:
+        """Begin with no trial; see `run_cells`."""
+        self.source, self.settings, self.losses, self.retries = source, settings, losses, retries
+        self.next: list[PlannedCell] = []
+        """Cells to start before those of the source: one that waits for devices, and those that were lost."""
+        self.attempts: dict[str, Attempt] = {}
+        """The running cells, by Tune's id of the trial."""
+        self.signals = StopSignals()
+        self._lost: dict[str, tuple[int, int]] = {}
+        """The step of the newest checkpoint and the losses since then of each cell that was lost, by key."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all cells have ended and the source has no more."""
+        return self.source.done and not self.next and not self.attempts
+
+    def suggest(self, trial_id: str) -> dict[str, str] | str | None:
+        """Return the configuration of a trial, "FINISHED" after the last one, None if nothing can be started now."""
+        busy = sum(attempt.planned.layout.ranks for attempt in self.attempts.values())
+        if self.signals.came or self._is_held(busy):
+            return None
+        if not self.next and (planned := self.source.take()):
+            self.next.append(planned)
+        if not self.next:
+            return "FINISHED" if self.is_done else None
+        layout = self.next[0].layout
+        if busy + layout.ranks > self.losses.slots.devices:
+            return None
+        planned = self.next.pop(0)
+        self.attempts[trial_id] = Attempt(planned, time.monotonic())
+        return trial_config(planned.cell, layout, self.settings, self.losses.avoided(layout))
+
+    def _is_held(self, busy: int) -> bool:
+        """Whether a gang whose ranks must be together waits for devices that the live machines have."""
+        since = time.monotonic() - HOLD_SECONDS
+        waits = any(
+            attempt.planned.layout.tensor_parallel > 1 and not attempt.started and attempt.since > since
+            for attempt in self.attempts.values()
+        )
+        return waits and self.losses.live_ranks() >= busy
+
+    def end(self, trial_id: str, outcome: Outcome = FAILED) -> PlannedCell | None:
+        """Forget a trial and pass its outcome to the source, once; return None if it has ended already."""
+        attempt = self.attempts.pop(trial_id, None)
+        if attempt is None:
+            return None
+        self.source.tell(attempt.planned.cell.key, outcome)
+        return attempt.planned
+
+    def lose(self, trial_id: str) -> bool:
+        """End a trial whose process was lost; return whether its cell is tried again."""
+        planned = self.attempts[trial_id].planned
+        key = planned.cell.key
+        step, losses = self._lost.get(key, (0, 0))
+        saved = saved_step(self.settings, key)
+        self._lost[key] = (saved, 0) if saved > step else (step, losses + 1)
+        if self._lost[key][1] > self.retries:
+            self.end(trial_id)
+            return False
+        del self.attempts[trial_id]
+        self.next.append(planned)
+        return True

@@ -1,0 +1,214 @@
+"""What the study gives to Ray Tune: a searcher, a callback, a stopper and the resource request of a trial."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle, tune
+from ray.air.execution._internal import RayActorManager
+from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.tune.execution import tune_controller
+from ray.tune.progress_reporter import TrialProgressCallback
+from ray.tune.search import Searcher
+
+from study.run.cell_queue import CellCallback, CellQueue
+from study.run.trial import read_report
+from study.search import Outcome
+from study.workers.causes import failure_reason, lost_place
+from study.workers.machines import Slots
+from study.workers.stop_request import request_stop
+from trainables.layout import Layout
+
+#: Ray's label for the id of a machine.
+NODE_LABEL = "ray.io/node-id"
+#: Seconds that running cells have to save after a first Ctrl-C; `cluster/slurm.sbatch` gives 120 s for all.
+SAVE_SECONDS = 90.0
+
+
+def resource_request(config: dict[str, Any], slots: Slots) -> tune.PlacementGroupFactory:
+    """Return the resource request of a trial by its `trial_config`.
+
+    The trial's process trains a cell of one rank itself. That of a gang only supervises: it is on the machine of the
+    first bundle and takes nothing, because the ranks need all.
+
+    Ranks that share matrices exchange activations in every layer. They must be on one machine, so they are in one
+    bundle, which Ray does not divide. Groups that only share batches may be spread (PACK).
+    """
+    layout, avoided = Layout.model_validate_json(config["layout"]), json.loads(config["avoided"])
+    bundles = [slots.bundle(layout.tensor_parallel)] * layout.data_parallel
+    labels = {NODE_LABEL: f"!in({','.join(avoided)})"}
+    options = {"bundle_label_selector": [labels] * len(bundles)} if avoided else {}
+    return tune.PlacementGroupFactory([*([{}] if layout.ranks > 1 else []), *bundles], "PACK", **options)
+
+
+class _NotPickled:
+    """Tune pickles what it is given for `Tuner.restore`, which no study uses; the content is left out."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class CellSearcher(_NotPickled, Searcher):
+    """Passes the cells of a queue to Tune."""
+
+    def __init__(self, queue: CellQueue) -> None:
+        super().__init__()
+        self.queue = queue
+
+    def suggest(self, trial_id: str) -> dict[str, str] | str | None:
+        """See `CellQueue.suggest`."""
+        return self.queue.suggest(trial_id)
+
+    def on_trial_complete(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the callback has passed the outcome on, from the full report."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Save nothing: the searcher follows from the rows."""
+        Path(checkpoint_path).touch()
+
+
+class StudyCallback(_NotPickled, tune.Callback):
+    """Passes Tune's events on as those of cells, and notes which machines lose trials."""
+
+    def __init__(self, queue: CellQueue, events: CellCallback, *, one_machine: bool) -> None:
+        super().__init__()
+        self.queue, self.events, self.one_machine = queue, events, one_machine
+        self.error: Exception | None = None
+        """What was raised while an event was recorded."""
+
+    def on_trial_start(self, trial: Any, **_: Any) -> None:
+        """Report that a cell has its devices."""
+        if attempt := self.queue.attempts.get(trial.trial_id):
+            attempt.started = True
+            self._notify(self.events.started, attempt.planned)
+
+    def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
+        """Read the report of a trial."""
+        name = trial.trial_id
+        attempt = self.queue.attempts.get(name)
+        if attempt is None or "report" not in result:
+            return
+        report, planned = read_report(result["report"]), attempt.planned
+        if report.place:
+            attempt.place = report.place
+        if report.progress:
+            self._notify(self.events.progress, planned, report.progress)
+        if report.interrupted:
+            del self.queue.attempts[name]
+        if ended := report.result:
+            self.queue.end(name, Outcome(ended.loss, ended.step / planned.cell.recipe.steps, ended.status))
+            self._notify(self.events.ended, planned, ended)
+        if report.failure:
+            self.queue.end(name)
+            self._notify(self.events.failed, planned, report.failure)
+
+    def on_trial_recover(self, trial: Any, **_: Any) -> None:
+        """Report a trial that Tune tries again by itself: one whose machine Ray reports as taken back (preempted)."""
+        if attempt := self.queue.attempts.get(trial.trial_id):
+            reason = self._reason(trial)
+            attempt.started, attempt.since, attempt.place = False, time.monotonic(), None
+            self._notify(self.events.retried, attempt.planned, reason)
+
+    def on_trial_error(self, trial: Any, **_: Any) -> None:
+        """Try the cell of a lost trial again, as a new trial, or have it fail."""
+        if attempt := self.queue.attempts.get(trial.trial_id):
+            reason = self._reason(trial)
+            event = self.events.retried if self.queue.lose(trial.trial_id) else self.events.failed
+            self._notify(event, attempt.planned, reason)
+            place = lost_place(trial_error(trial), attempt.place)
+            losses, planned = self.queue.losses, attempt.planned
+            if place and not self.one_machine and losses.add(place.node, planned.cell.key):
+                avoided = losses.avoided(planned.layout)
+                fate = "it is avoided in this run" if avoided else "no other can take its cells"
+                text = f"Several trials were lost on the machine {place.host} (Ray's node {place.node[:8]}): {fate}."
+                self._notify(self.events.notice, text)
+
+    def on_trial_complete(self, trial: Any, **_: Any) -> None:
+        """Have a cell fail whose trial has ended and not reported its result."""
+        if planned := self.queue.end(trial.trial_id):
+            self._notify(self.events.failed, planned, "the trial ended without a result")
+
+    def _reason(self, trial: Any) -> str:
+        attempt, slots = self.queue.attempts[trial.trial_id], self.queue.losses.slots
+        return failure_reason(
+            trial_error(trial), attempt.planned, slots, attempt.place, is_local=self.one_machine
+        )
+
+    def _notify(self, event: Callable[..., None], *arguments: Any) -> None:
+        try:
+            event(*arguments)
+        except Exception as error:
+            self.error = error
+            raise
+
+
+class StopWhenSaved(_NotPickled, tune.Stopper):
+    """After a signal asks the running cells to save, and ends Tune when they have."""
+
+    def __init__(self, queue: CellQueue, notice: Callable[[str], None]) -> None:
+        super().__init__()
+        self.queue, self.notice = queue, notice
+        self.since: float | None = None
+        """When the cells were asked to save."""
+        self._request: Any = None
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """End no trial by its result."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Whether Tune is to end now; it asks at each step, about every 0.1 s."""
+        signals, now = self.queue.signals, time.monotonic()
+        if not signals.came:
+            return False
+        saving = sum(attempt.started for attempt in self.queue.attempts.values())
+        if self.since is None:
+            self.since = now
+            self._request = request_stop(self.queue.settings.run)
+            if saving:
+                self.notice(
+                    f"Stopping: {saving} running {'cell saves' if saving == 1 else 'cells save'} first "
+                    f"(at most {SAVE_SECONDS:g} s; Ctrl-C again does not wait)."
+                )
+        return not saving or signals.again or now - self.since > SAVE_SECONDS
+
+
+class SilentReporter(_NotPickled, TrialProgressCallback):
+    """Prints nothing; without a reporter, Tune adds its own, which is never quite silent."""
+
+    def on_trial_result(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    on_trial_complete = on_trial_error = on_trial_result
+
+
+class ActorManager(RayActorManager):
+    """Ends one trial where Ray's memory monitor kills its process, as for any other loss of a process.
+
+    Ray reports such a kill with an exception that is neither of the two that Tune (2.60) expects from a trial, so that
+    Tune would end the whole run.
+    """
+
+    def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
+        if isinstance(exception, OutOfMemoryError):
+            exception = RayActorError(error_msg=str(exception))
+        super()._actor_task_failed(tracked_actor_task, exception)
+
+
+def end_trials_alone_for_memory() -> None:
+    """Have Tune use `ActorManager`, for which it has no setting."""
+    tune_controller.RayActorManager = ActorManager
+
+
+def trial_error(trial: Any) -> BaseException | None:
+    """Return the exception that ended a Tune trial, without the wrapper in which Ray carries it.
+
+    It is read where the driver wrote it, before Tune copies it to its storage.
+    """
+    path = Path(trial.pickled_error_file or "")
+    if not path.is_file():
+        return None
+    error: BaseException = cloudpickle.loads(path.read_bytes())
+    return getattr(error, "cause", None) or error

@@ -1,0 +1,188 @@
+"""Why a process was lost, in words: its machine, its memory, or the process alone. Nothing is decided by it."""
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from study.plan import PlannedCell
+from study.plan.layouts import memory_remedy
+from study.workers.machines import Slots
+
+
+class LossCause(Enum):
+    """How a process was lost; the values are sentences about it."""
+
+    MACHINE = "the machine of {} was lost"
+    UNREACHABLE = "{} cannot be reached, so its machine may be lost"
+    """Ray's first report of a lost machine; it declares the machine dead half a minute later (2.60)."""
+    MEMORY = "out of memory in {}"
+    """Torch or Python could not allocate; the process itself was left."""
+    KERNEL = "out of memory: the kernel killed {}"
+    RAY = "out of memory: Ray's memory monitor killed {}"
+    PROCESS = "{} died"
+
+    @property
+    def of_memory(self) -> bool:
+        """Whether memory was used up."""
+        return self in (LossCause.MEMORY, LossCause.KERNEL, LossCause.RAY)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The machine and process of a rank."""
+
+    node: str
+    """Ray's id of the machine."""
+    host: str
+    address: str
+    pid: int
+    oom_kills: int = 0
+    """What `oom_kills` returned there when the cell started."""
+
+    def __str__(self) -> str:
+        """Return it as in messages."""
+        return f"host {self.host}, pid {self.pid}"
+
+
+class GangError(RuntimeError):
+    """A gang was lost; the message names the rank and how it was lost."""
+
+    loss_cause: LossCause | None = None
+    """How the process of the rank was lost, if that is known."""
+    place: Place | None = None
+    """Where the rank was, if that is known."""
+
+
+def own_place() -> Place:
+    """Return the place of this process, a Ray worker."""
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    return Place(node, socket.gethostname(), ray.util.get_node_ip_address(), os.getpid(), oom_kills())
+
+
+def lost_place(error: BaseException | None, trial: Place | None) -> Place | None:
+    """Return where the rank was that was lost: the one a gang names, else that of the trial's own process."""
+    return (error.place if isinstance(error, GangError) else None) or trial
+
+
+def loss_cause(
+    error: BaseException | None, place: Place | None = None, *, is_local: bool = False
+) -> LossCause | None:
+    """Return how a process was lost; None for an exception that it raised itself.
+
+    Ray has one class for a killed process and for a lost machine (2.60), and reports a kill by the kernel as any other:
+    it was one for memory if the kernel's count has risen since the cell started.
+
+    Args:
+        error: Ray's exception, or that of the process.
+        place: where the process was, if it is known.
+        is_local: whether this process is on the machine of `place`, under the same limit of memory.
+    """
+    from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, WorkerCrashedError
+
+    text = str(error)
+    if isinstance(error, (RayActorError, WorkerCrashedError)):
+        if place and not _is_alive(place.node):
+            return LossCause.MACHINE
+        if isinstance(error, ActorUnavailableError):
+            return LossCause.UNREACHABLE
+        if "running low on memory" in text:
+            return LossCause.RAY
+        is_kernel = is_local and place is not None and oom_kills() > place.oom_kills
+        return LossCause.KERNEL if is_kernel else LossCause.PROCESS
+    if isinstance(error, OutOfMemoryError):
+        return LossCause.RAY
+    # Torch's allocator raises its own class on a GPU and a plain RuntimeError on a CPU (2.13).
+    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "allocate memory" in text:
+        return LossCause.MEMORY
+    return None
+
+
+def describe(error: BaseException, cause: LossCause | None, process: str) -> str:
+    """Return one line on the loss of a process, or on the exception that it raised."""
+    if cause is None:
+        return f"{process} failed: {as_text(error)}"
+    detail = as_text(error) if cause is LossCause.MEMORY else type(error).__name__
+    return f"{cause.value.format(process)} ({detail})"
+
+
+def failure_reason(
+    error: BaseException | None,
+    planned: PlannedCell,
+    slots: Slots,
+    place: Place | None = None,
+    *,
+    is_local: bool = True,
+) -> str:
+    """Return one paragraph on why a trial was lost: how its process was lost, or the exception that it raised.
+
+    Out of memory it also has the size that was planned, and what to set.
+
+    Args:
+        error: what ended the trial, if it is known.
+        planned: the cell.
+        slots: of the study.
+        place: where the trial's process was, if it is known.
+        is_local: whether the trials share the machine and the memory limit of this process.
+    """
+    ranks = planned.layout.ranks
+    process = "the process of the trial"
+    if ranks > 1:
+        process = f"the supervisor of {ranks} ranks{f' ({place})' if place else ''}"
+    if isinstance(error, GangError):
+        cause, reason = error.loss_cause, message(error)
+    elif error is None:
+        cause, reason = None, f"{process} was lost"
+    else:
+        cause = loss_cause(error, place, is_local=is_local)
+        reason = describe(error, cause, process) if cause else as_text(error)
+    if cause is None or not cause.of_memory:
+        return reason
+    return f"{reason}. {memory_remedy(planned, slots.devices, on_gpu=slots.gpus > 0)}"
+
+
+def as_text(error: BaseException) -> str:
+    """Return the class and the message of an exception on one line."""
+    return f"{type(error).__name__}: {message(error)}"
+
+
+def message(error: BaseException) -> str:
+    """Return the message of an exception on one line of at most 300 characters."""
+    return " ".join(str(error).split())[:300] or "no message"
+
+
+def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many processes the kernel has killed for memory: in this process's control group, else at all.
+
+    The group's own count also has the kills for the limit of another group or of the machine (Linux, cgroup-v2.rst,
+    `memory.events`). Where there is no count, as on other systems than Linux, it is 0.
+    """
+    groups = _read(proc / "self/cgroup")
+    files = [
+        *(cgroups / path.lstrip("/") / "memory.events" for path in re.findall(r"^0::(.*)$", groups, re.M)),
+        *(
+            cgroups / "memory" / path.lstrip("/") / "memory.oom_control"
+            for path in re.findall(r"^\d+:memory:(.*)$", groups, re.M)
+        ),
+        proc / "vmstat",
+    ]
+    counts = (re.search(r"^oom_kill (\d+)$", _read(file), re.M) for file in files)
+    return next((int(count[1]) for count in counts if count), 0)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _is_alive(node: str) -> bool:
+    """Whether a machine is part of the Ray cluster."""
+    import ray
+
+    return any(found["Alive"] for found in ray.nodes() if found["NodeID"] == node)

@@ -120,7 +120,10 @@ class ResourcesSection(Section):
         description="how long a pool of a cluster may start no machine before a warning",
     )
     max_retries: int = Field(
-        default=2, ge=0, le=10_000, description="new attempts after a lost process or machine"
+        default=2,
+        ge=0,
+        le=10_000,
+        description="new attempts from the same checkpoint after a lost process or machine",
     )
     evaluations: int = Field(
         default=4, ge=1, le=100_000, description="evaluations during a cell, the last one at its end"

@@ -72,7 +72,7 @@ class RecipeFields(BaseModel):
         description="adamw; or muon: Muon for the matrices of the blocks, AdamW for all else. Its learning rate is the "
         "same for every shape",
     )
-    epsilon: float = Field(default=1e-8, gt=0)
+    epsilon: float = Field(default=1e-8, gt=0, description="of AdamW")
     weight_decay: float = Field(default=0.01, ge=0, description="on matrices; biases and norms have none")
     warmup: float = Field(default=0.1, ge=0, le=1, description="linear warm-up, as a share of the steps")
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="share of the peak rate at the end")
@@ -96,7 +96,7 @@ class RecipeFields(BaseModel):
         description="model family (`trainables.model.families`): gpt2, or analysed: attention alone, without softmax, "
         "ReLU or norm",
     )
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the activations")
     deepspeed: Annotated[dict[str, Any], AfterValidator(check_names)] = Field(
         default_factory=dict,
         description="options for DeepSpeed itself, such as {zero_optimization: {overlap_comm: true}}; part of every "

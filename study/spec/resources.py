@@ -62,6 +62,7 @@ class ResourcesSection(Section):
         default_factory=local_device,
         description="what a trial trains on, which sets memory and speed in the plan; auto (the default) is the GPU of "
         "this machine, or its CPU",
+        json_schema_extra={"enum": ["auto", *DEVICES]},
     )
     slots: Literal["auto"] | Count = Field(
         default="auto",

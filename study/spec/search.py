@@ -70,7 +70,7 @@ class GridSection(SearchBase):
 
     is_grid = True
 
-    sampler: Literal["grid"] = "grid"
+    sampler: Literal["grid"] = Field(default="grid", description="every cell")
 
 
 class OptunaSection(SearchBase):
@@ -79,6 +79,7 @@ class OptunaSection(SearchBase):
     sampler: str = Field(
         pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
         description=f"{', '.join(OPTUNA_NAMES)}, or the import path of a sampler, as optuna.samplers.CmaEsSampler",
+        json_schema_extra={"anyOf": [{"enum": list(OPTUNA_NAMES)}, {"pattern": r"\."}]},
     )
     candidates: int = Field(
         ge=1, description="how many candidates of each budget are trained, each with every seed"
@@ -108,7 +109,7 @@ class CrossingSection(SearchBase):
 
     chooses_cells = True
 
-    sampler: Literal["crossing"]
+    sampler: Literal["crossing"] = Field(description="cells near the crossings")
     objective: ObjectiveName = Field(
         default="crossings",
         description="what is estimated: all crossings, the best depth projected at `target_params`, or the slope b",

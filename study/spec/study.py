@@ -52,10 +52,12 @@ class StudySpec(Section):
     claim: str = Field(
         default="", description="the result that a source reports, with the source; shown in the report"
     )
-    data: DataSpec
-    frontier: FrontierSection
-    training: TrainingSection
-    search: SearchSection = Field(default_factory=GridSection)
+    data: DataSpec = Field(description="what the models are trained on")
+    frontier: FrontierSection = Field(description="which shapes are compared")
+    training: TrainingSection = Field(description="how each shape is trained")
+    search: SearchSection = Field(
+        default_factory=GridSection, description="which cells are trained; by default all"
+    )
     sensitivity: SensitivitySection | None = Field(
         default=None, description="other learning rates at the crossings; by default none"
     )
@@ -63,8 +65,10 @@ class StudySpec(Section):
         default=(),
         description="what is measured of the layers at the start and at each evaluation; by default nothing",
     )
-    resources: ResourcesSection = Field(default_factory=ResourcesSection)
-    tracking: TrackingSection = Field(default_factory=TrackingSection)
+    resources: ResourcesSection = Field(
+        default_factory=ResourcesSection, description="devices, storage, and assumptions of the estimates"
+    )
+    tracking: TrackingSection = Field(default_factory=TrackingSection, description="the MLflow store")
     vary: dict[str, tuple[Value, ...]] | None = Field(
         default=None,
         description="a key and its values, such as {data.hops: [1, 2, 4]}: a series of studies that differ only in "

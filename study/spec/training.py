@@ -20,7 +20,7 @@ def _list_or_count(value: Any) -> str:
 class FixedRate(Section):
     """The same learning rate for every shape."""
 
-    rule: Literal["fixed"]
+    rule: Literal["fixed"] = Field(description="one rate for all shapes")
     value: float = Field(gt=0, description="peak learning rate")
 
     def rate(self, shape: Shape) -> float:
@@ -31,7 +31,7 @@ class FixedRate(Section):
 class WidthRate(Section):
     """A power of the width: min(cap, base · d^exponent)."""
 
-    rule: Literal["width"]
+    rule: Literal["width"] = Field(description="min(cap, base · d^exponent)")
     base: float = Field(gt=0, description="rate at a width of 1")
     exponent: float = Field(
         default=-1.0, ge=-4, le=4, description="-1 is muP's rule for hidden matrices under Adam"
@@ -51,7 +51,7 @@ class WidthRate(Section):
 class TableRate(Section):
     """A learning rate for each shape, for example from an earlier search."""
 
-    rule: Literal["table"]
+    rule: Literal["table"] = Field(description="a rate for each shape")
     values: dict[str, Annotated[float, Field(gt=0)]] = Field(
         description="rates by shape, such as `L2-d16: 0.02`"
     )
@@ -83,9 +83,8 @@ def _fixed(value: Any) -> Any:
     return {"rule": "fixed", "value": value} if is_number else value
 
 
-LearningRate = Annotated[
-    Annotated[FixedRate | WidthRate | TableRate, Field(discriminator="rule")], BeforeValidator(_fixed)
-]
+_Rule = Annotated[FixedRate | WidthRate | TableRate, Field(discriminator="rule")]
+LearningRate = Annotated[_Rule, BeforeValidator(_fixed, json_schema_input_type=float | _Rule)]
 
 
 def _usual_rate(given: Mapping[str, Any]) -> FixedRate | WidthRate:
@@ -117,7 +116,9 @@ class TrainingSection(Section, RecipeFields):
         default=None,
         description="instead of steps: training tokens, in whole steps; without both, 20 times the largest budget",
     )
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default=(0.9, 0.95), description="of AdamW"
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto", description="auto is fp32 on CPU and bf16 on GPU"
     )

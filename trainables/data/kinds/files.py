@@ -24,8 +24,12 @@ class FilesData(TextData):
     """Local text, JSONL or Parquet; `path` is a file, a folder, a glob or a list of these."""
 
     kind: Literal["files"] = "files"
-    path: str | tuple[str, ...]
-    format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
+    path: str | tuple[str, ...] = Field(
+        description="a file, a folder, a pattern, or a list of these; a relative path starts from the file of the spec"
+    )
+    format: Literal["auto", "text", "jsonl", "parquet"] = Field(
+        default="auto", description="of the files; auto is by their endings"
+    )
     field: str = Field(default="text", description="the field that holds the text (JSONL, Parquet)")
 
     @property

@@ -36,7 +36,7 @@ class HierarchyData(RowData):
     branching: int = Field(default=2, ge=2, le=MOST_SYMBOLS, description="symbols that a rule writes, s")
     levels: int = Field(default=5, ge=1, le=MOST_SYMBOLS, description="rewritings from root to leaves")
     synonyms: int = Field(default=2, ge=1, le=MOST, description="rules per symbol, m; at most v^(s-1)")
-    grammar_seed: int = Field(default=0, ge=0, le=MOST)
+    grammar_seed: int = Field(default=0, ge=0, le=MOST, description="of the random rules")
 
     @property
     def vocabulary_size(self) -> int:

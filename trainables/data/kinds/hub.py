@@ -24,12 +24,14 @@ class HubData(TextData):
     """A data set of the Hugging Face hub, read through `datasets`."""
 
     kind: Literal["hub"] = "hub"
-    name: str = Field(min_length=1)
-    config: str | None = None
-    split: str = "train"
-    field: str = "text"
-    revision: str | None = None
-    streaming: bool = True
+    name: str = Field(
+        min_length=1, description="of the data set, such as HuggingFaceFW/fineweb-edu, or a folder"
+    )
+    config: str | None = Field(default=None, description="its configuration, such as sample-10BT")
+    split: str = Field(default="train", description="the split that is read")
+    field: str = Field(default="text", description="the column that holds the text")
+    revision: str | None = Field(default=None, description="a commit, which fixes the content")
+    streaming: bool = Field(default=True, description="read what is needed, without a download of the whole")
 
     def source_identity(self, base: Path | None) -> dict[str, Any]:
         """Name, configuration, split, revision and field, without network; of a local folder also its files.

@@ -15,8 +15,10 @@ class MixturePart(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    weight: float = Field(gt=0, le=1e15)
-    data: Annotated[SerializeAsAny[TextData], PlainValidator(partial(validate_kind, mixable=True))]
+    weight: float = Field(gt=0, le=1e15, description="share of the tokens, relative to the other parts")
+    data: Annotated[SerializeAsAny[TextData], PlainValidator(partial(validate_kind, mixable=True))] = Field(
+        description="another kind of text"
+    )
 
 
 @register
@@ -26,7 +28,7 @@ class MixtureData(TextData):
     mixable: ClassVar[bool] = False
 
     kind: Literal["mixture"] = "mixture"
-    parts: tuple[MixturePart, ...] = Field(min_length=1)
+    parts: tuple[MixturePart, ...] = Field(min_length=1, description="each with `weight` and `data`")
 
     @model_validator(mode="after")
     def _parts_have_no_limits_of_their_own(self) -> Self:

@@ -1,6 +1,7 @@
 """The command `interplay`: one function per verb. Heavy libraries are imported by the verbs that need them."""
 
 import errno
+import json
 import os
 import shlex
 import sys
@@ -358,6 +359,34 @@ def ui(
     from study.commands.ui import serve
 
     serve(results, host, port, Console(), uri)
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="name of the study; NAME.yaml is written into this folder")],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="your text: a file or a folder; default: Python sources"),
+    ] = None,
+    hours: Annotated[float, typer.Option(metavar="H", help="time that the study may take")] = 1.0,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="D", help="cpu, or a GPU such as a100-80gb; default: that of this machine"),
+    ] = None,
+) -> None:
+    """Write the file of a new study, with a comment for each choice, planned to a given time."""
+    from study.commands.init import init as written
+
+    for sentence in written(name, data, hours, device, Path()):
+        Console().print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a spec, for editors."""
+    from study.spec.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=1))
 
 
 def _folder_is_missing(error: OSError) -> bool:

@@ -1,0 +1,163 @@
+"""`interplay init`: write the file of a new study, planned to a given time, with a comment for each choice."""
+
+import bisect
+import json
+import math
+import shlex
+from pathlib import Path
+
+import yaml
+
+from study.errors import SpecError
+from study.plan.plan import make_plan
+from study.plan.table import duration
+from study.spec.devices import local_device
+from study.spec.schema import json_schema
+from study.spec.study import TOKENS_PER_PARAMETER, parse_spec
+
+#: The schema that editors read, beside the file of the study.
+SCHEMA = "interplay.schema.json"
+#: Largest budget over the smallest, in five budgets with a factor of two between neighbours.
+SPAN, POINTS = 16, 5
+MOST_HOURS = 100_000
+#: Depths by the largest budget: the deepest must be able to win inside the range. At 1.6e5 parameters 4 layers of
+#: width 58 can; at 2.4e7 the law of Levine et al. 2020 lets 8 layers win from a width of 241, 5.6e6 parameters.
+DEPTHS = ((0.0, (1, 2, 4)), (1e6, (2, 4, 8)), (3e7, (4, 8, 16, 32)))
+#: Fewest training tokens: shorter trainings end inside the warm-up of small models, and their losses compare speed.
+LEAST_TOKENS = 2_000_000
+#: Largest budgets that are tried: from `SMALLEST` in ratios of `STEP` to `LARGEST`.
+SMALLEST, LARGEST, STEP = 5e4, 1e11, 1.05
+#: Widths above the vocabulary limit what the embedding can pass on (Wies et al. 2021).
+BYTES_WIDTH = 256
+
+#: Entries of the BPE vocabulary of models that are wider than that.
+BPE_VOCABULARY = 4096
+
+TEMPLATE = """\
+# yaml-language-server: $schema={schema}
+# Written by: {command}
+# {cells} cells, about {time}. `interplay plan {file}` shows them, `interplay run {file}` trains them.
+# Keys that are not here have their defaults; docs/spec.md lists all.
+data:
+{data}
+
+frontier:
+  # The question is which depth is best at each size, so the deepest should win at the largest budget.
+  depths: {depths}
+  heads: {heads}
+  # Sizes N = 12·L·d², without embeddings. The time follows from the largest.
+  budgets: {{min: {smallest}, max: {largest}, points: {points}}}
+
+training:
+  # 20 tokens per parameter of the largest budget (Hoffmann et al. 2022), but at least 2 million.
+  tokens: {tokens}
+  context: {context}
+  batch: 32
+  # min(0.01, 0.3/width). Whether it suits your data is not known before `sensitivity` has compared rates.
+  lr: {{rule: width, base: 0.3, exponent: -1, cap: 0.01}}
+  # One seed gives no interval.
+  seeds: 3
+
+# Also train the cells next to each crossing at half and twice the learning rate:
+# sensitivity: {{lr_factors: [0.5, 2.0]}}
+
+resources:
+  device: {device}
+"""
+
+
+def init(name: str, data: Path | None, hours: float, device: str | None, folder: Path) -> list[str]:
+    """Write `NAME.yaml`, and the schema that it names for editors, into a folder; return sentences about the study.
+
+    Args:
+        name: name of the study, with or without `.yaml`.
+        data: text of the user, a file or a folder; None for the Python sources of this machine.
+        hours: the time that the study may take, which the largest budget follows from.
+        device: key of a device; None for that of this machine.
+        folder: where both files are written.
+
+    Raises:
+        SpecError: the file exists, the name, the data or the device is wrong, or the time is too short.
+    """
+    name = name.removesuffix(".yaml")
+    file = folder / f"{name}.yaml"
+    if file.exists():
+        raise SpecError(f"{file} exists, and `init` replaces no file; choose another name, or remove it.")
+    if not 0 < hours <= MOST_HOURS:
+        raise SpecError(
+            f"--hours {hours:g} is not between 0 and {MOST_HOURS:,}; give the hours of the study, such as 2."
+        )
+    if data is not None and not data.exists():
+        raise SpecError(f"--data {data} does not exist; name a file or a folder of text.")
+    device = device or local_device()
+    budgets = [SMALLEST * STEP**power for power in range(math.ceil(math.log(LARGEST / SMALLEST, STEP)))]
+    plans = {}
+
+    def planned_hours(budget: float) -> float:
+        values = _values(data, device, budget)
+        raw = yaml.safe_load(TEMPLATE.format(schema="", command="", cells="", time="", file="", **values))
+        plans[budget] = make_plan(parse_spec({"name": name, **raw}, f"the study {name}"))
+        return float(plans[budget].to_json()["totals"]["hours"])
+
+    fitting = bisect.bisect_right(budgets, hours, key=planned_hours)
+    if not fitting:
+        least = duration(planned_hours(SMALLEST) * 3600)
+        raise SpecError(
+            f"--hours {hours:g} is too short: the smallest study takes {least} on {device}; give more."
+        )
+    budget = budgets[fitting - 1]
+    time, plan = duration(planned_hours(budget) * 3600), plans[budget]
+    options = [f"--hours {hours:g}", f"--device {device}"]
+    if data is not None:
+        options.insert(0, f"--data {shlex.quote(str(data))}")
+    text = TEMPLATE.format(
+        schema=SCHEMA,
+        command=" ".join(["interplay init", shlex.quote(name), *options]),
+        cells=len(plan.cells),
+        time=time,
+        file=shlex.quote(file.name),
+        **_values(data, device, budget),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SCHEMA).write_text(json.dumps(json_schema(), indent=1), encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
+    shown = shlex.quote(str(file))
+    return [
+        f"{file}: {len(plan.cells)} cells, about {time} on {device}.",
+        *plan.notes,
+        f"Next: interplay plan {shown}, then interplay run {shown}",
+    ]
+
+
+def _values(data: Path | None, device: str, budget: float) -> dict[str, object]:
+    """Return the values of `TEMPLATE` for a largest budget of N parameters."""
+    depths = next(depths for least, depths in reversed(DEPTHS) if budget >= least)
+    widest = math.sqrt(budget / (12 * depths[0]))
+    source = [
+        "  # The Python sources of this machine; for your own text `path: FILE or FOLDER` instead.",
+        "  kind: python-source",
+    ]
+    if data is not None:
+        source = [f"  path: {json.dumps(str(data.resolve()), ensure_ascii=False)}"]
+    if widest > BYTES_WIDTH:
+        source += [
+            "  # A model wider than its vocabulary gains little from the width (Wies et al. 2021).",
+            "  tokenizer: bpe",
+            f"  vocabulary: {BPE_VOCABULARY}",
+        ]
+    return {
+        "data": "\n".join(source),
+        "depths": list(depths),
+        "heads": 2 if widest <= BYTES_WIDTH else 8,
+        "smallest": f"{_rounded(budget / SPAN):_}",
+        "largest": f"{_rounded(budget):_}",
+        "points": POINTS,
+        "context": 128 if device == "cpu" else 512,
+        "tokens": f"{_rounded(max(LEAST_TOKENS, TOKENS_PER_PARAMETER * budget)):_}",
+        "device": device,
+    }
+
+
+def _rounded(value: float) -> int:
+    """Return a value with two significant digits."""
+    return int(float(f"{value:.1e}"))

@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import time
+import webbrowser
 from pathlib import Path
+from urllib.parse import urlencode
 
 from rich.console import Console
 
@@ -58,7 +60,11 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
         *("--default-artifact-root", artifacts.resolve().as_uri()),
         *("--host", host, "--port", str(port), "--workers", "1"),
     ]
-    console.print(f"MLflow on [bold]http://{host}:{port}[/] (starting takes half a minute; Ctrl-C ends it)")
+    page = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    links = [f"{page}{charts}" for charts in chart_pages(store)]
+    console.print(f"MLflow on {page} (starting takes half a minute; Ctrl-C ends it)", markup=False)
+    for link in links:
+        console.print(link, markup=False, highlight=False, soft_wrap=True)
     # By the environment, because a database address may hold a password and every user can read arguments.
     environment = {
         **os.environ,
@@ -67,14 +73,49 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
         # Else five idle job workers take 6 % of a core each.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
+    opens = len(links) == 1 and console.is_terminal and _has_browser()
     with stop_signals() as signals:
         # In a process group of its own, so that each process that it starts can be ended with it.
         process = subprocess.Popen(command, env=environment, process_group=0)
         try:
             while process.poll() is None and not signals.came:
                 time.sleep(POLL_SECONDS)
+                if opens and _answers(host, port):
+                    webbrowser.open(links[0])
+                    opens = False
         finally:
             end_group(process)
+
+
+def chart_pages(store: str) -> list[str]:
+    """Return the paths of the pages with the charts of each experiment, the newest experiment first.
+
+    The order by loss is part of the path: without an order MLflow 3.17 shows the run of the study alone, which has no
+    curves, and the page has no charts.
+    """
+    from mlflow.tracking import MlflowClient
+
+    found = MlflowClient(store).search_experiments(order_by=["last_update_time DESC"])
+    query = urlencode(
+        {
+            "workflowType": "machine_learning",
+            "compareRunsMode": "CHART",
+            "orderByKey": "metrics.`loss`",
+            "orderByAsc": "true",
+        }
+    )
+    return [f"/#/experiments/{one.experiment_id}/runs?{query}" for one in found if one.name != "Default"]
+
+
+def _has_browser() -> bool:
+    """Whether this machine has a screen; over SSH `webbrowser` would start a browser in the terminal."""
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _answers(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=POLL_SECONDS):
+        return True
+    return False
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:

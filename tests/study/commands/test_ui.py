@@ -10,7 +10,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from study.commands.ui import end_group, serve
+from study.commands.ui import chart_pages, end_group, serve
 from study.errors import SpecError
 from study.tracking.mlflow_store import Experiment, tracking_uri
 
@@ -36,8 +36,16 @@ def test_a_tracking_server_has_its_page_already(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "MLflow on https://track.example:5001/path\n"
 
 
+def test_the_page_with_the_charts_of_each_experiment_is_named(tmp_path):
+    store = tracking_uri("auto", tmp_path)
+    numbers = [Experiment(store, name).id for name in ("first", "second")]
+    query = "workflowType=machine_learning&compareRunsMode=CHART&orderByKey=metrics.%60loss%60&orderByAsc=true"
+    assert sorted(chart_pages(store)) == [f"/#/experiments/{number}/runs?{query}" for number in numbers]
+
+
 def test_another_store_is_served_with_the_artifacts_beside_it(tmp_path, monkeypatch):
-    (tmp_path / "other.db").touch()
+    uri = f"sqlite:///{tmp_path / 'other.db'}"
+    Experiment(uri, "shown")
     seen = {}
 
     class Server:
@@ -52,7 +60,6 @@ def test_another_store_is_served_with_the_artifacts_beside_it(tmp_path, monkeypa
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    uri = f"sqlite:///{tmp_path / 'other.db'}"
     serve(tmp_path / "results", "127.0.0.1", port, Console(quiet=True), uri)
     assert seen["uri"] == uri
     assert (tmp_path / "mlartifacts").as_uri() in seen["command"]

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,21 +34,41 @@ _USER_ERRNO = {
 RESULTS = Path("results")
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="How deep and how wide should a language model be for your data and budget, and how sure can you be?",
 )
 app.add_typer(theory_app, name="theory")
 app.add_typer(cluster_app, name="cluster")
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"interplay {version('interplay')}")
+        raise typer.Exit
+
+
+@app.callback(
+    help="How deep and how wide should a language model be for your data and budget, and how sure can you be?"
+)
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
 
 SpecArgument = Annotated[str, typer.Argument(help="name of a preset, or a YAML file")]
 RunsArgument = Annotated[
     str, typer.Argument(help="a spec, mlflow:EXPERIMENT, or a run table (CSV, JSONL, Parquet)")
 ]
+ChangesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="override keys: training.seeds=5", show_default=False),
+]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key: training.seeds=5")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="the same, as an option")
 ]
 ResultsOption = Annotated[Path, typer.Option(envvar="INTERPLAY_RESULTS", help="folder of all results")]
 UriOption = Annotated[
@@ -101,6 +122,11 @@ def main() -> None:
         )
 
 
+def _all(changes: list[str] | None, overrides: list[str] | None) -> list[str]:
+    """The overrides of a command, those after the spec and those of `--set`."""
+    return [*(changes or ()), *(overrides or ())]
+
+
 def _fail(text: str) -> None:
     # A name of a file may hold bytes that are no text.
     text = shortened(text, LONGEST_MESSAGE).encode("utf-8", "backslashreplace").decode()
@@ -111,51 +137,57 @@ def _fail(text: str) -> None:
 @app.command()
 def plan(
     spec: SpecArgument,
+    changes: ChangesArgument = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
     cell: Annotated[
         str | None, typer.Option(metavar="KEY", help="print one cell as JSON, for `python -m trainables`")
     ] = None,
-    power: Annotated[
-        bool, typer.Option("--power", help="also simulate how wide the intervals will be")
-    ] = False,
-    assume: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="with --power: a, b, noise, slope, exponent, shared, misfit_sd, scatter or loss",
-        ),
-    ] = None,
-    pilot: Annotated[
-        Path | None, typer.Option("--from", help="with --power: assume the fit.json of a pilot study")
-    ] = None,
-    studies: Annotated[
-        int | None, typer.Option(help="with --power: number of simulated studies (72)")
-    ] = None,
 ) -> None:
     """Show every cell of a study: parameters, tokens, FLOPs, memory, time and cost. Trains nothing."""
     from study.commands import plan as verb
 
-    if power:
-        if cell:
-            raise SpecError(
-                "--cell prints one cell and --power simulates the whole study; remove one of them."
-            )
-        verb.show_power(spec, overrides or (), assume or (), pilot, studies, as_json=as_json)
-        return
-    verb.refuse_power_options(**{"assume": assume, "from": pilot, "studies": studies})
     if cell:
-        verb.show_cell(spec, overrides or (), cell)
+        verb.show_cell(spec, _all(changes, overrides), cell)
     else:
-        verb.show_plan(spec, overrides or (), as_json=as_json)
+        verb.show_plan(spec, _all(changes, overrides), as_json=as_json)
 
 
 @app.command()
-def run(spec: SpecArgument, overrides: SetOption = None, results: ResultsOption = RESULTS) -> None:
+def power(
+    spec: SpecArgument,
+    changes: ChangesArgument = None,
+    overrides: SetOption = None,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="a, b, noise, slope, exponent, shared, misfit_sd, scatter or loss"
+        ),
+    ] = None,
+    pilot: Annotated[
+        Path | None,
+        typer.Option("--fit", metavar="FILE", help="assume what the fit.json of a pilot study has"),
+    ] = None,
+    studies: Annotated[int | None, typer.Option(help="number of simulated studies (72)")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate a study: how wide its intervals will be, also with more seeds or sizes. Trains nothing."""
+    from study.commands.plan import show_power
+
+    show_power(spec, _all(changes, overrides), assume or (), pilot, studies, as_json=as_json)
+
+
+@app.command()
+def run(
+    spec: SpecArgument,
+    changes: ChangesArgument = None,
+    overrides: SetOption = None,
+    results: ResultsOption = RESULTS,
+) -> None:
     """Train the missing cells of a study, then fit and write the report. Run it again to resume."""
     from study.commands import run as verb
 
-    raise typer.Exit(verb.run(spec, overrides or (), results, RESULTS))
+    raise typer.Exit(verb.run(spec, _all(changes, overrides), results, RESULTS))
 
 
 @app.command()
@@ -170,6 +202,7 @@ def presets(as_json: JsonOption = False) -> None:
 @app.command()
 def submit(
     spec: SpecArgument,
+    changes: ChangesArgument = None,
     overrides: SetOption = None,
     cluster: ClusterOption = None,
     address: AddressOption = None,
@@ -181,7 +214,9 @@ def submit(
     """Run a study on a cluster, as a Ray job, and follow its log."""
     from study.cluster import submit as verb
 
-    raise typer.Exit(verb.submit(spec, overrides or (), cluster, address, submission_id, wait=not no_wait))
+    raise typer.Exit(
+        verb.submit(spec, _all(changes, overrides), cluster, address, submission_id, wait=not no_wait)
+    )
 
 
 @app.command()
@@ -216,6 +251,7 @@ def status(
         str | None,
         typer.Argument(help="name of a preset, or a YAML file; default: all studies of the folder"),
     ] = None,
+    changes: ChangesArgument = None,
     overrides: SetOption = None,
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
@@ -227,28 +263,34 @@ def status(
     from study.spec.study import load_spec
 
     if spec is None:
-        if overrides:
+        if changes or overrides:
             raise SpecError("--set changes a spec; name one, or leave it out.")
         show(*status_of_all(results), as_json=as_json)
         return
-    loaded = load_spec(spec, overrides or ())
+    loaded = load_spec(spec, _all(changes, overrides))
     document, view = (of_study if loaded.vary is None else of_series)(loaded, results)
     show(document, view, as_json=as_json)
 
 
 @app.command()
-def mirror(spec: SpecArgument, overrides: SetOption = None, results: ResultsOption = RESULTS) -> None:
+def mirror(
+    spec: SpecArgument,
+    changes: ChangesArgument = None,
+    overrides: SetOption = None,
+    results: ResultsOption = RESULTS,
+) -> None:
     """Send the rows of a study that MLflow lacks, all of them to an empty store; `interplay run` does so as well."""
     from study.spec.study import load_spec, studies
     from study.tracking.mlflow_mirror import mirror_study
 
-    for one in studies(load_spec(spec, overrides or ())):
+    for one in studies(load_spec(spec, _all(changes, overrides))):
         Console().print(mirror_study(one, results), markup=False, soft_wrap=True)
 
 
 @app.command()
 def fit(
     runs: RunsArgument,
+    changes: ChangesArgument = None,
     overrides: SetOption = None,
     column: ColumnOption = None,
     count: CountOption = "nonembedding",
@@ -263,14 +305,14 @@ def fit(
     from study.commands import fit as verb
     from study.results.sources import Reading
 
-    reading = Reading(runs, overrides or (), column or (), count, tokens, results, uri, level)
+    reading = Reading(runs, _all(changes, overrides), column or (), count, tokens, results, uri, level)
     verb.fit(reading, out, as_json=as_json)
 
 
 @app.command()
 def report(
     runs: RunsArgument,
-    out: Annotated[Path, typer.Option("--out", help="folder of the report")],
+    changes: ChangesArgument = None,
     overrides: SetOption = None,
     column: ColumnOption = None,
     count: CountOption = "nonembedding",
@@ -278,31 +320,36 @@ def report(
     level: LevelOption = 0.95,
     results: ResultsOption = RESULTS,
     uri: UriOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="folder of the report; of a spec by default its results folder"),
+    ] = None,
 ) -> None:
-    """Write `report.html`, figures, CSVs and `fit.json` of a run table."""
+    """Write `report.html`, figures, CSVs and `fit.json` of a run table, or those of a study anew."""
     from study.commands import fit as verb
     from study.results.sources import Reading
 
-    reading = Reading(runs, overrides or (), column or (), count, tokens, results, uri, level)
+    reading = Reading(runs, _all(changes, overrides), column or (), count, tokens, results, uri, level)
     verb.report(reading, out)
 
 
 @app.command()
 def recommend(
-    params: Annotated[
-        list[float] | None, typer.Option(metavar="N ...", help="sizes in non-embedding parameters: 1e9 7e9")
+    sizes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="N...", help="sizes in non-embedding parameters: 1e9 7B", show_default=False),
     ] = None,
-    more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
     fit_file: FitOption = None,
     law: Annotated[str | None, typer.Option("--law", help="a published law: levine2020 or liu2026")] = None,
     within: WithinOption = WITHIN,
     as_json: JsonOption = False,
 ) -> None:
     """Give the best depth and width for a size, with an interval, from a study's fit or a published law."""
+    from study.results.recommend import read_number
     from study.results.recommend import recommend as recommended
     from study.results.tables import recommendation_table
 
-    source, shapes = recommended(fit_file, law, [*(params or ()), *(more or ())], within)
+    source, shapes = recommended(fit_file, law, [read_number(size) for size in sizes or ()], within)
     show(to_json(shapes), recommendation_table(source, shapes), as_json=as_json)
 
 
@@ -329,20 +376,19 @@ def audit(
 
 @app.command()
 def export(
+    spec: SpecArgument,
     cell: Annotated[
-        str, typer.Argument(metavar="CELL", help="a cell's key, its first digits, or its name: L2-d16-s0")
+        str,
+        typer.Argument(metavar="CELL", help="a cell's name, such as L2-d16-s0, its key, or its first digits"),
     ],
     out: Annotated[Path, typer.Option("--out", help="folder of the model, empty or new")],
-    study: Annotated[
-        str | None, typer.Option("--study", metavar="SPEC", help="look for the cell in this study only")
-    ] = None,
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained cell as a HuggingFace folder: safetensors, config, tokenizer, model card."""
     from study.results.export import export_cell, export_text
 
-    written = export_cell(cell, out, results, study)
+    written = export_cell(spec, cell, out, results)
     show(written, export_text(written), as_json=as_json)
 
 

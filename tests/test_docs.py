@@ -23,6 +23,7 @@ PAGES = (
     "docs/coverage.md",
     "docs/depth.md",
     "docs/search.md",
+    "docs/spec.md",
     "docs/theory.md",
     "docs/wide.md",
     "cluster/README.md",
@@ -48,6 +49,7 @@ ELSEWHERE = {
     ),
     ".venv/bin/python -m tests.bench plan": "test_bench.py, with the interpreter it has",
     "torchrun --nproc-per-node 2 -m trainables cell.json --tensor-parallel 2": "test_parallel.py, on another cell",
+    "interplay report quickstart": "tests/study/commands/test_series.py, another study",
     "interplay ui": "test_ui.py, which also ends it",
     "interplay cluster check cluster/aws.yaml": "tests/cluster/test_check.py, with the placeholders filled in",
     "interplay cluster check cluster/aws.yaml levine2020": "as above",
@@ -58,8 +60,8 @@ ELSEWHERE = {
     "interplay submit levine2020 --cluster cluster/onprem.yaml": "as above",
     **dict.fromkeys(
         (
-            "interplay submit quickstart --set resources.pool=cpu --cluster cluster/aws.yaml",
-            "interplay submit my-study.yaml --set resources.pool=on_demand --cluster cluster/aws.yaml --no-wait",
+            "interplay submit quickstart resources.pool=cpu --cluster cluster/aws.yaml",
+            "interplay submit my-study.yaml resources.pool=on_demand --cluster cluster/aws.yaml --no-wait",
             "interplay jobs --cluster cluster/aws.yaml",
             "interplay logs ID --cluster cluster/aws.yaml",
             "interplay stop ID --cluster cluster/aws.yaml",
@@ -102,23 +104,24 @@ ELSEWHERE = {
 }
 #: Commands that need the rows of a quickstart, which test_quickstart.py has; it runs these.
 AFTER_QUICKSTART = (
-    "interplay recommend --fit results/quickstart/fit.json --params 5e4 1e5",
+    "interplay recommend --fit results/quickstart/fit.json 5e4 1e5",
     "interplay fit mlflow:quickstart --json",
-    "interplay export L4-d24-s0 --out model",
+    "interplay export quickstart L4-d24-s0 --out model",
+    "interplay mirror quickstart",
 )
 #: Commands that train, run with the slow tests, and what else cuts them short.
 SLOW = {
-    "interplay run text --set data.path=corpus.txt": "",
-    "interplay run quickstart --set resources.tensor_parallel=2": "",
-    "interplay run quickstart --set 'vary={training.parametrisation: [sp, completep]}' --set name=transfer": " "
-    "--set frontier.budgets=[1730,4800]",
-    "interplay run frontier-search": " --set training.steps=60 --set frontier.budgets=[3500,8000]",
-    "interplay run quickstart-search": " --set search.max_cells=8 --set sensitivity=null",
-    "interplay run rank-collapse": " --set frontier.depths=[2,6]",
+    "interplay run text data.path=corpus.txt": "",
+    "interplay run quickstart resources.tensor_parallel=2": "",
+    "interplay run quickstart 'vary={training.parametrisation: [sp, completep]}' name=transfer": " "
+    "frontier.budgets=[1730,4800]",
+    "interplay run frontier-search": " training.steps=60 frontier.budgets=[3500,8000]",
+    "interplay run quickstart-search": " search.max_cells=8 sensitivity=null",
+    "interplay run rank-collapse": " frontier.depths=[2,6]",
     "interplay run induction": "",
-    "interplay run hops": " --set training.steps=200",
-    "interplay run connectivity": " --set training.steps=200",
-    "interplay run one-wide-layer": " --set frontier.depths=[1,4]",
+    "interplay run hops": " training.steps=200",
+    "interplay run connectivity": " training.steps=200",
+    "interplay run one-wide-layer": " frontier.depths=[1,4]",
 }
 
 
@@ -162,7 +165,7 @@ QUICK = sorted({c for c in commands() if c not in ELSEWHERE and c not in AFTER_Q
 
 def with_marks(command):
     """Mark the commands that fit a table or simulate studies as slow."""
-    fits = command.startswith(("interplay fit", "interplay report")) or "--power" in command
+    fits = command.startswith(("interplay fit", "interplay report")) or command.startswith("interplay power")
     return pytest.param(command, marks=pytest.mark.slow if fits else ())
 
 
@@ -195,7 +198,7 @@ def ray():
 def test_a_training_command_of_the_pages_works(command, folder, ray, monkeypatch):
     """The command itself, cut short by overrides: the preset's size is for a laptop's half hour."""
     monkeypatch.setattr("study.run.runner.private_ray", lambda slots: contextlib.nullcontext())
-    short = " --set training.steps=20 --set training.seeds=1 --set frontier.depths=[1,2]"
+    short = " training.steps=20 training.seeds=1 frontier.depths=[1,2]"
     done = run(command + short + SLOW[command], folder)
     assert done.returncode == 0, done.stdout + done.stderr
     name = "transfer" if "name=transfer" in command else command.split()[2]

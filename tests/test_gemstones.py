@@ -46,7 +46,7 @@ def test_no_pair_is_bracketed_by_one_seed_and_one_size_a_depth(fitted):
 
 def test_the_docs_quote_what_the_surface_says(folder, fitted):
     assert fitted["law"]["a"] is None
-    asked = ("--params", "1e8", "1e9", "1e10", "--json")
+    asked = ("1e8", "1e9", "1e10", "--json")
     ours = answer(folder, "recommend", "--fit", "fit.json", *asked)
     published = answer(folder, "recommend", "--law", "levine2020", *asked)
     quoted = re.search(

@@ -161,6 +161,6 @@ def _notes(model: ModelConfig, law: PublishedLaw | None, best: Shape) -> tuple[s
     if abs(off) > 0.05:
         notes.append(
             f"Its blocks hold {abs(off):.0%} {'more' if off > 0 else 'fewer'} parameters than 12·L·d²; recommend "
-            f"--params {model.block_params} gives the best shape for those."
+            f"{model.block_params} gives the best shape for those."
         )
     return tuple(notes)

@@ -11,6 +11,7 @@ from study.errors import SpecError
 from study.results.rate_check import study_fit
 from study.results.sources import Reading, Runs, StudyRuns
 from study.tracking.ownership import refuse_results
+from study.tracking.study_paths import study_paths
 
 if TYPE_CHECKING:
     from analysis.fit.document import Fit
@@ -57,13 +58,18 @@ def _fit(reading: Reading, source: Runs) -> "Fit":
     return fit_runs(source.table, **options)
 
 
-def report(reading: Reading, out: Path) -> None:
-    """Write the report of a run table, or the page of a series."""
+def report(reading: Reading, out: Path | None) -> None:
+    """Write the report of a run table, or the page of a series; of a spec by default into its results folder."""
     from analysis.report.study_page import write_report
 
-    refuse_file(out, "--out")
-    refuse_results(out, "--out")
     spec = reading.spec
+    if out is not None:
+        refuse_file(out, "--out")
+        refuse_results(out, "--out")
+    elif spec is None:
+        raise SpecError(
+            f"{reading.runs} is no study with a folder of its own; name the folder with --out DIR."
+        )
     if spec is not None and spec.vary is not None:
         from study.commands.series import report_series
 
@@ -71,6 +77,9 @@ def report(reading: Reading, out: Path) -> None:
         say("Series: ", relative(page))
         return
     source = reading.source
-    title = Path(reading.runs).name
+    title = Path(reading.runs).name if spec is None else spec.name
+    if out is None:
+        assert spec is not None
+        out = study_paths(spec, reading.results.resolve()).folder
     path = write_report(source.table, _fit(reading, source), out, title=title, **source.known)
     say("Report: ", relative(path))

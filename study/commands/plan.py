@@ -7,7 +7,6 @@ from pathlib import Path
 from rich.console import Console, Group
 
 from study.commands.output import show
-from study.errors import SpecError
 from study.plan.plan import Plan, by_hand, make_plan
 from study.plan.table import plan_table
 from study.spec.study import load_spec
@@ -45,18 +44,10 @@ def show_power(
     """Print the plan of a study and the simulated width of its intervals."""
     from study.commands.power import plan_power, power_view
 
-    plan = _plan(spec, overrides, "--power")
+    plan = _plan(spec, overrides, "`power`")
     power = plan_power(plan, assume, pilot, studies, Console(stderr=True, quiet=as_json))
     document = plan.to_json() | {"power": power.to_json()}
     show(document, Group(plan_table(plan), power_view(power)), as_json=as_json)
-
-
-def refuse_power_options(**given: object) -> None:
-    """Raise a `SpecError` if options of `--power` are given without it."""
-    alone = [f"--{name}" for name, value in given.items() if value is not None]
-    if alone:
-        verb = "needs" if len(alone) == 1 else "need"
-        raise SpecError(f"{' and '.join(alone)} {verb} --power, which simulates the study; add --power.")
 
 
 def _plan(spec: str, overrides: Sequence[str], option: str) -> Plan:

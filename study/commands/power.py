@@ -1,4 +1,4 @@
-"""`interplay plan SPEC --power`: the expected results of a study, with more seeds and more sizes too.
+"""`interplay power SPEC`: the expected results of a study, with more seeds and more sizes too.
 
 A plan has shapes and seeds. The law, the noise and the gaps between depths are assumed: given by the user, taken from
 the fit of a pilot study, or by default. Each assumption is printed with its source.

@@ -129,8 +129,10 @@ def fits_json(spec: StudySpec, fitted: Sequence[FittedMember]) -> dict[str, Any]
     }
 
 
-def report_series(spec: StudySpec, results: Path, out: Path, **options: Any) -> Path:
-    """Write the report of every member that has rows into its own folder below `out`, and the page above them.
+def report_series(spec: StudySpec, results: Path, out: Path | None, **options: Any) -> Path:
+    """Write the report of every member that has rows, and the page of the series, into their folders of the results.
+
+    With `out` the page is written there, and the reports into folders below.
 
     Raises:
         SpecError: no member has rows, or none has a usable loss.
@@ -142,9 +144,10 @@ def report_series(spec: StudySpec, results: Path, out: Path, **options: Any) -> 
         path = None
         if one.fit:
             name = one.member.spec.name
-            path = write_report(one.source.table, one.fit, out / name, title=name, **one.source.known)
+            folder = out / name if out else study_paths(one.member.spec, results.resolve()).folder
+            path = write_report(one.source.table, one.fit, folder, title=name, **one.source.known)
         written.append(replace(one, report=path))
-    page = write_page(spec, written, out)
+    page = write_page(spec, written, out or study_paths(spec, results.resolve()).folder)
     if page is None:
         raise SpecError(f"no study of the series {spec.name} has a row with a usable loss.")
     return page

@@ -49,15 +49,15 @@ class Kept:
         return f"{self.folder.name} ({self.name} of {self.study.name}, loss {self.record.loss:.4f})"
 
 
-def export_cell(cell: str, out: Path, results: Path, study: str | None = None) -> dict[str, Any]:
-    """Copy the weights of a cell (see `find`) to an empty or new folder; return the document of `--json`.
+def export_cell(study: str, cell: str, out: Path, results: Path) -> dict[str, Any]:
+    """Copy the weights of a cell of a study (see `find`) to an empty or new folder; return the document of `--json`.
 
     Raises:
         SpecError: no cell, or several, match `cell`, or its weights were not kept.
         InputError: `out` holds files, or the kept folder is damaged.
     """
     refuse_filled(out, "--out")
-    kept = find(cell, results.resolve(), study)
+    kept = find(study, cell, results.resolve())
     # `out` may be a link, also one whose target does not exist yet.
     record = _copy(kept, Path(os.path.realpath(out)))
     copied = ("loss", "step", "tokens", "params", "total_params", "vocabulary", "tokenizer", "revision")
@@ -83,50 +83,38 @@ def export_text(written: dict[str, Any]) -> Text:
     return Text.assemble("\n".join(lines), "\n\n", ("\n".join(written["python"]), "bold"))
 
 
-def find(cell: str, results: Path, study: str | None = None) -> Kept:
+def find(study: str, cell: str, results: Path) -> Kept:
     """Return the kept weights of a cell by its key, its first digits, or its name such as L2-d16-s0.
 
-    `study` is a name, preset or YAML file; None searches all studies.
+    `study` is a name in the results folder, a preset or a YAML file.
 
     Raises:
         InputError: the weights are damaged. Unreadable records of other cells are ignored.
         SpecError: none or several cells match; lists the candidates, or why there are no weights.
     """
-    if study is None:
-        folders = sorted(path.parent for path in results.glob("*/spec.yaml"))
-        where = f"results folder {results}"
-    else:
-        name = study if (results / study / "spec.yaml").is_file() else load_spec(study).name
-        folders = [results / name]
-        where = f"study {name!r} in {results}"
-    studies = [study_paths_of(folder) for folder in folders]
-    kept = [_load(paths, folder) for paths in studies for folder in _model_folders(paths)]
+    name = study if (results / study / "spec.yaml").is_file() else load_spec(study).name
+    paths = study_paths_of(results / name)
+    kept = [_load(paths, folder) for folder in _model_folders(paths)]
     found = [one for one in kept if _is_asked(cell, one.folder.name, one.name)]
-    keys = {one.folder.name for one in found}
-    if len(keys) > 1:
+    where = f"study {name!r} in {results}"
+    if len(found) > 1:
         raise SpecError(
-            f"{len(keys)} cells of the {where} match {cell!r}: {_list(found)}. Give the key or its first digits"
-            + ("." if study else ", or choose a study with --study SPEC.")
+            f"{len(found)} cells of the {where} match {cell!r}: {_list(found)}. Give the key or its first digits."
         )
     if not found:
         raise SpecError(
-            next(filter(None, (_why_not_kept(cell, paths) for paths in studies)), None)
+            _why_not_kept(cell, paths)
             or f"the {where} has no weights of a cell {cell!r}. It has weights of {_list(kept) or 'no cell'}; cells in "
             "training have none. `interplay status SPEC --json` lists the keys of a study's cells; --results DIR names "
             "another folder."
         )
-    problems = []
-    # Several studies may have a copy.
-    for one in found:
-        problem = _problem(one)
-        if problem is None:
-            return one
-        problems.append(problem)
-    first = found[0]
-    raise InputError(
-        f"the weights of cell {first.folder.name} of the study {first.study.name!r} are damaged: "
-        f"{'; '.join(problems)}. {_train_again(first.study, first.folder.name)}"
-    )
+    (one,) = found
+    if problem := _problem(one):
+        raise InputError(
+            f"the weights of cell {one.folder.name} of the study {name!r} are damaged: {problem}. "
+            f"{_train_again(paths, one.folder.name)}"
+        )
+    return one
 
 
 def _is_asked(cell: str, key: str, name: str) -> bool:

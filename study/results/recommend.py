@@ -1,5 +1,6 @@
 """The best shape for a size, from a study's fit or from a published law."""
 
+import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -22,6 +23,19 @@ if TYPE_CHECKING:
 LEAST_TRIALS = 3
 
 
+def read_number(text: str) -> float:
+    """Read a size such as 1e9 or 7B; InputError for any other text."""
+    # A number needs no pydantic, which `study.spec.section` loads in 0.1 s.
+    with contextlib.suppress(ValueError):
+        return float(text)
+    from study.spec.section import read_size
+
+    try:
+        return float(read_size(text))
+    except ValueError:
+        raise InputError(f"{text!r} is no size; write it as 1e9, or 7B.") from None
+
+
 def recommend(
     fit_file: Path | None, name: str | None, params: Sequence[float], within: float = WITHIN
 ) -> tuple[str, list[Shape]]:
@@ -35,7 +49,7 @@ def recommend(
             has no answer for one of the sizes.
     """
     if not params:
-        raise InputError("Give the sizes: --params 1e9 7e9, in non-embedding parameters.")
+        raise InputError("Give the sizes: interplay recommend 1e9 7e9, in non-embedding parameters.")
     if (fit_file is None) == (name is None):
         raise InputError(
             "Give one source: --fit results/NAME/fit.json for a study's own law, or --law levine2020 for a published "

@@ -123,17 +123,13 @@ def _parse_override(text: str) -> tuple[str, Any]:
     key, shown = key.strip(), shortened(text, 120)
     parts = key.split(".")
     if not equals or "" in parts or len(parts) > MOST_LEVELS:
-        raise SpecError(
-            f"`--set {shown}` is not of the form section.key=value, for example training.seeds=5."
-        )
+        raise SpecError(f"`{shown}` is not of the form section.key=value, for example training.seeds=5.")
     try:
         if _is_literal(value):
             return key, value.strip()
         return key, yaml.load(value, Loader=SpecLoader)
     except yaml.YAMLError as error:
-        raise SpecError(
-            f"the value of `--set {shown}` is not YAML: {yaml_problem(error, place=False)}."
-        ) from error
+        raise SpecError(f"the value of `{shown}` is not YAML: {yaml_problem(error, place=False)}.") from error
 
 
 def _is_literal(value: str) -> bool:
@@ -223,14 +219,14 @@ def _assign(result: dict[str, Any], key: str, value: Any) -> None:
         if isinstance(here, list):
             if not is_number or int(part) >= len(here):
                 raise SpecError(
-                    f"`--set {shown}`: `{done}` is a list of {len(here)}; `{shortened(part)}` is none of its places."
+                    f"`{shown}`: `{done}` is a list of {len(here)}; `{shortened(part)}` is none of its places."
                 )
             slot: Any = int(part)
         elif isinstance(here, dict):
             # YAML reads the keys of `widths` as numbers.
             slot = int(part) if is_number and part not in here else part
         else:
-            raise SpecError(f"`--set {shown}`: `{done}` is the value {show(here)} and has no keys.")
+            raise SpecError(f"`{shown}`: `{done}` is the value {show(here)} and has no keys.")
         if depth == len(parts) - 1:
             here[slot] = value
         else:

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -70,10 +71,10 @@ def test_plan_writes_one_cell_for_training_by_hand(command):
         (["fit", "mlflow:nothing"], "no MLflow store"),
         (["fit", "quickstart"], "interplay run quickstart"),
         (["report", "quickstart", "--out", "x"], "interplay run quickstart"),
-        (["recommend", "--params", "1e9"], "--law levine2020"),
-        (["recommend", "--params", "1e9", "--law", "levine"], "levine2020"),
-        (["recommend", "--params", "-5", "--law", "levine2020"], "positive"),
-        (["recommend", "--params", "1e9", "--fit", "absent.json"], "absent.json"),
+        (["recommend", "1e9"], "--law levine2020"),
+        (["recommend", "1e9", "--law", "levine"], "levine2020"),
+        (["recommend", "0", "--law", "levine2020"], "positive"),
+        (["recommend", "1e9", "--fit", "absent.json"], "absent.json"),
         (["ui"], "interplay run quickstart"),
         (["plan", "quickstart", "--bogus"], "--bogus"),
         (["plan"], "spec"),
@@ -147,7 +148,7 @@ def test_fit_at_another_level(command, tmp_path):
 
 
 def test_recommend_gives_the_published_shapes(command):
-    status, out, _ = command("recommend", "--law", "levine2020", "--params", "1.7395e11", "1e12", "--json")
+    status, out, _ = command("recommend", "--law", "levine2020", "1.7395e11", "1e12", "--json")
     assert status == 0
     assert [shape["depth"] for shape in json.loads(out)] == [80, 95]
 
@@ -160,7 +161,7 @@ def test_recommend_from_a_fit_whose_laws_agree_says_what_was_measured_too(comman
     shapes = shapes_of(truth.depths, np.geomspace(2000, 400_000, 7))
     rows = simulate(truth, shapes, 3, np.random.default_rng(0))
     assert command("fit", table(tmp_path, rows.to_csv(index=False)), "--out", "fit.json")[0] == 0
-    status, out, err = command("recommend", "--fit", "fit.json", "--params", "4e5", "1e6", "--json")
+    status, out, err = command("recommend", "--fit", "fit.json", "4e5", "1e6", "--json")
     assert status == 0, err
     inside, outside = json.loads(out)
     assert set(inside) >= SHAPE
@@ -177,7 +178,7 @@ def test_recommend_from_a_fit_whose_laws_agree_says_what_was_measured_too(comman
 
 def test_recommend_from_two_crossings_gives_the_measured_shape_or_an_interval(command, tmp_path):
     assert command("fit", table(tmp_path, RUNS), "--out", "fit.json")[0] == 0
-    status, out, err = command("recommend", "--fit", "fit.json", "--params", "3e4", "1e7", "--json")
+    status, out, err = command("recommend", "--fit", "fit.json", "3e4", "1e7", "--json")
     assert status == 0, err
     near, far = json.loads(out)
     assert set(near) >= SHAPE
@@ -192,7 +193,7 @@ def test_recommend_from_two_crossings_gives_the_measured_shape_or_an_interval(co
     assert far["depth_interval"][0] > 2
     assert "two crossings" in near["reason"]
     assert near["reason"] == far["reason"]
-    status, out, _ = command("recommend", "--fit", "fit.json", "--params", "3e4", "1e7")
+    status, out, _ = command("recommend", "--fit", "fit.json", "3e4", "1e7")
     assert status == 0
     assert " ".join(out.split()).count("two crossings") == 1
 
@@ -201,10 +202,10 @@ def test_recommend_without_a_law_answers_inside_the_measured_sizes_and_refuses_o
     two_depths = "".join(line for line in RUNS.splitlines(keepends=True) if not line.startswith("4,"))
     assert command("fit", table(tmp_path, two_depths), "--out", "fit.json")[0] == 0
     assert json.loads((tmp_path / "fit.json").read_text())["law"]["status"] == "insufficient"
-    status, out, err = command("recommend", "--fit", "fit.json", "--params", "1e5", "--json")
+    status, out, err = command("recommend", "--fit", "fit.json", "1e5", "--json")
     assert status == 0, err
     assert json.loads(out)[0]["extrapolated"] is False
-    status, _, err = command("recommend", "--fit", "fit.json", "--params", "1e9")
+    status, _, err = command("recommend", "--fit", "fit.json", "1e9")
     assert status == 2
     assert "has no law that reaches N = 1e+09" in err
 
@@ -212,7 +213,7 @@ def test_recommend_without_a_law_answers_inside_the_measured_sizes_and_refuses_o
 def test_recommend_without_a_law_answers_from_the_loss_surfaces_and_says_so(command, tmp_path):
     assert command("fit", table(tmp_path, one_size_a_depth()), "--out", "fit.json")[0] == 0
     assert json.loads((tmp_path / "fit.json").read_text())["law"]["status"] == "insufficient"
-    status, out, err = command("recommend", "--fit", "fit.json", "--params", "5e7", "1e9", "1e10", "--json")
+    status, out, err = command("recommend", "--fit", "fit.json", "5e7", "1e9", "1e10", "--json")
     assert status == 0, err
     inside, outside, far = json.loads(out)
     # Of 1.8 + 30·d^-0.9 + 2·L^-1.1 the least loss is at 26 layers at N = 5e7 and at 62 at 1e9.
@@ -227,7 +228,7 @@ def test_recommend_without_a_law_answers_from_the_loss_surfaces_and_says_so(comm
     # The largest size measured is 1.5e8: beyond ten times that no depth is stated, only its interval.
     assert (far["source"], far["depth"]) == ("band", None)
     assert far["depth_interval"][0] < 120.6 < far["depth_interval"][1]
-    status, out, _ = command("recommend", "--fit", "fit.json", "--params", "5e7")
+    status, out, _ = command("recommend", "--fit", "fit.json", "5e7")
     assert "loss surfaces of fit.json" in out
     assert "depths within 0.005 nats of the best" in out
 
@@ -241,10 +242,10 @@ def test_sizes_that_grow_with_tokens_are_answered_inside_and_refused_outside_wit
         depth, width = (int(text) for text in line.split(",")[:2])
         grown.append(f"{line},{20 * 12 * depth * width**2}")
     assert command("fit", table(tmp_path, "\n".join(grown)), "--out", "fit.json")[0] == 0
-    status, out, err = command("recommend", "--fit", "fit.json", "--params", "5e4", "--json")
+    status, out, err = command("recommend", "--fit", "fit.json", "5e4", "--json")
     assert status == 0, err
     assert json.loads(out)[0]["extrapolated"] is False
-    for verb in (("recommend", "--params", "1e9"), ("audit", "--depth", "2", "--width", "4096")):
+    for verb in (("recommend", "1e9"), ("audit", "--depth", "2", "--width", "4096")):
         status, _, err = command(verb[0], "--fit", "fit.json", *verb[1:])
         assert status == 2
         assert "grow together (correlation of their logarithms 1.00)" in err
@@ -252,7 +253,7 @@ def test_sizes_that_grow_with_tokens_are_answered_inside_and_refused_outside_wit
 
 @pytest.mark.parametrize("name", ["levine2020", "liu2026"])
 def test_a_published_answer_has_the_depths_that_lose_next_to_nothing(command, name):
-    asked = ("recommend", "--law", name, "--params", "7e9", "--json")
+    asked = ("recommend", "--law", name, "7e9", "--json")
     (narrow,) = json.loads(command(*asked)[1])
     (wide,) = json.loads(command(*asked, "--within", "0.02")[1])
     assert narrow["near_optimal"]["depths"] == [36, 67]
@@ -267,11 +268,8 @@ def test_a_published_answer_has_the_depths_that_lose_next_to_nothing(command, na
 
 def test_the_answer_for_one_size_does_not_depend_on_the_others_asked_with_it(command, tmp_path):
     assert command("fit", table(tmp_path, one_size_a_depth()), "--out", "fit.json")[0] == 0
-    alone = [
-        json.loads(command("recommend", "--fit", "fit.json", "--params", n, "--json")[1])[0]
-        for n in ("5e6", "1e9")
-    ]
-    together = json.loads(command("recommend", "--fit", "fit.json", "--params", "5e6", "1e9", "--json")[1])
+    alone = [json.loads(command("recommend", "--fit", "fit.json", n, "--json")[1])[0] for n in ("5e6", "1e9")]
+    together = json.loads(command("recommend", "--fit", "fit.json", "5e6", "1e9", "--json")[1])
     assert together == alone
     assert [shape["params"] for shape in alone] == [5e6, 1e9]
 
@@ -285,14 +283,14 @@ def test_a_measured_shape_without_noise_has_no_band_and_is_none_for_a_far_size(c
     fitted = json.loads((tmp_path / "fit.json").read_text())
     assert (fitted["law"]["status"], fitted["noise"]["known"]) == ("insufficient", False)
     size = fitted["best"][1]["params"]
-    status, out, err = command("recommend", "--fit", "fit.json", "--params", str(1.2 * size), "--json")
+    status, out, err = command("recommend", "--fit", "fit.json", str(1.2 * size), "--json")
     assert status == 0, err
     (shape,) = json.loads(out)
     assert (shape["params"], shape["depth"], shape["depth_interval"]) == (1.2 * size, 2, [None, None])
     assert shape["unbounded"] is True
-    assert command("recommend", "--fit", "fit.json", "--params", str(1.2 * size))[0] == 0
+    assert command("recommend", "--fit", "fit.json", str(1.2 * size))[0] == 0
     # Half-way to the next budget nothing was measured.
-    status, _, err = command("recommend", "--fit", "fit.json", "--params", str(size / 1.9))
+    status, _, err = command("recommend", "--fit", "fit.json", str(size / 1.9))
     assert status == 2
     assert "has no law that reaches" in err
 
@@ -519,3 +517,32 @@ def test_make_keeps_a_results_path_with_a_space_in_one_piece():
         check=True,
     )
     assert shlex.split(done.stdout.splitlines()[-1])[-2:] == ["--results", "my results"]
+
+
+def test_overrides_follow_the_spec_with_or_without_an_option(command):
+    plain = command("plan", SMALL, "training.seeds=1", "frontier.depths=[1, 2]", "--json")
+    option = command("plan", SMALL, "--set", "training.seeds=1", "--set", "frontier.depths=[1, 2]", "--json")
+    mixed = command("plan", "--json", SMALL, "training.seeds=1", "--set", "frontier.depths=[1, 2]")
+    assert plain == option == mixed
+    assert len(json.loads(plain[1])["cells"]) == 2 * 5
+    status, out, err = command("plan", SMALL, "training.seeds")
+    assert (status, out) == (2, "")
+    assert "`training.seeds` is not of the form section.key=value" in err
+
+
+def test_sizes_have_units_and_nonsense_is_refused(command):
+    plain = command("recommend", "--law", "levine2020", "7e9", "1.5e6", "--json")
+    assert command("recommend", "7B", "1.5M", "--law", "levine2020", "--json") == plain
+    status, out, err = command("recommend", "big", "--law", "levine2020")
+    assert (status, out) == (2, "")
+    assert "'big' is no size" in err
+
+
+def test_the_version_is_that_of_the_package(command):
+    assert command("--version") == (0, f"interplay {version('interplay')}\n", "")
+
+
+def test_the_report_of_a_table_needs_a_folder(command, tmp_path):
+    status, out, err = command("report", table(tmp_path, RUNS))
+    assert (status, out) == (2, "")
+    assert "--out DIR" in err

@@ -54,7 +54,7 @@ def command(monkeypatch, *words):
     return 0
 
 
-VERBS = [["recommend", "--params", "1e4"], ["audit", "--depth", "3", "--width", "40"]]
+VERBS = [["recommend", "1e4"], ["audit", "--depth", "3", "--width", "40"]]
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])

@@ -219,7 +219,7 @@ def test_a_published_recommendation_loads_no_numerical_library():
     heavy = {"numpy", "pandas", "matplotlib", "mlflow", "ray", "torch", "scipy"}
     heavy |= {"analysis.fit.document", "study.plan.plan"}
     program = (
-        "import sys; sys.argv = ['interplay', 'recommend', '--law', 'levine2020', '--params', '7e9', '--json']\n"
+        "import sys; sys.argv = ['interplay', 'recommend', '--law', 'levine2020', '7e9', '--json']\n"
         "from study.cli import main\n"
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
         f"print(*sorted(set(sys.modules) & {heavy!r}), file=sys.stderr)"

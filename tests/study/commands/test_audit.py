@@ -65,7 +65,7 @@ def test_a_study_s_fit_answers_as_recommend_does(command, tmp_path):
         assert status == 0, err
         (document,) = json.loads(out)
         size = 12 * 2 * int(width) ** 2
-        (shape,) = json.loads(command("recommend", "--fit", "fit.json", "--params", str(size), "--json")[1])
+        (shape,) = json.loads(command("recommend", "--fit", "fit.json", str(size), "--json")[1])
         best = document["best"]
         assert best["source"] == shape["source"] == source
         assert {**best, "learning_rate": shape["learning_rate"]} == shape
@@ -155,12 +155,12 @@ def test_a_kind_of_model_the_law_does_not_know_is_refused(command, tmp_path):
 
 
 def test_a_recommendation_says_which_error_it_quotes(command):
-    status, out, _ = command("recommend", "--law", "levine2020", "--params", "1.7395e11")
+    status, out, _ = command("recommend", "--law", "levine2020", "1.7395e11")
     assert status == 0
     assert "at fixed N" in out
     assert "107B–251B" in out
     assert "outside" in out
-    inside = command("recommend", "--law", "levine2020", "--params", "2e8")[1]
+    inside = command("recommend", "--law", "levine2020", "2e8")[1]
     assert "inside" in inside
     assert "outside" not in inside
 
@@ -168,7 +168,7 @@ def test_a_recommendation_says_which_error_it_quotes(command):
 def test_a_recommendation_needs_a_size(command):
     status, out, err = command("recommend", "--law", "levine2020")
     assert (status, out) == (2, "")
-    assert "--params 1e9 7e9" in err
+    assert "1e9 7e9" in err
 
 
 def test_an_audit_loads_no_model_library(models):

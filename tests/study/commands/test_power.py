@@ -1,4 +1,4 @@
-"""`interplay plan SPEC --power`: the assumptions, their sources, and what is printed."""
+"""`interplay power SPEC`: the assumptions, their sources, and what is printed."""
 
 import io
 import json
@@ -179,17 +179,14 @@ def test_a_plan_of_one_depth_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--assume", "noise=0.1"], "--assume needs --power"),
-        (["--from", "fit.json", "--studies", "20"], "--from and --studies need --power"),
-        (["--power", "--cell", "x"], "remove one of them"),
-        (["--power", "--studies", "1"], "simulate between 5 and 10000"),
-        (["--power", "--from", "absent.json"], "absent.json cannot be read"),
-        (["--power", "--assume", "noize=0.1"], "did you mean `noise`?"),
+        (["--studies", "1"], "simulate between 5 and 10000"),
+        (["--fit", "absent.json"], "absent.json cannot be read"),
+        (["--assume", "noize=0.1"], "did you mean `noise`?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_options_end_with_status_2_and_one_paragraph(command, arguments, message):
-    status, out, err = command("plan", SMALL, *arguments)
+    status, out, err = command("power", SMALL, *arguments)
     assert (status, out) == (2, "")
     assert message in re.sub(r"\s+", " ", err)
     assert len(err.strip().splitlines()) == 1
@@ -197,8 +194,8 @@ def test_wrong_options_end_with_status_2_and_one_paragraph(command, arguments, m
 
 def test_json_has_the_power_beside_the_plan(command, pilot):
     _, path = pilot
-    arguments = ("--power", "--from", str(path), "--assume", "noise=0.003", "--studies", "5", "--json")
-    status, out, err = command("plan", SMALL, *arguments)
+    arguments = ("--fit", str(path), "--assume", "noise=0.003", "--studies", "5", "--json")
+    status, out, err = command("power", SMALL, *arguments)
     assert (status, err) == (0, "")
     document = json.loads(out)
     assert document["totals"]["cells"] == len(document["cells"])
@@ -217,7 +214,7 @@ def test_json_has_the_power_beside_the_plan(command, pilot):
 
 
 def test_people_get_tables_that_fit_80_columns(command):
-    status, out, err = command("plan", SMALL, "--power", "--studies", "5", "--assume", "noise=0.02")
+    status, out, err = command("power", SMALL, "--studies", "5", "--assume", "noise=0.02")
     assert (status, err) == (0, "")
     assert max(len(line) for line in out.splitlines()) <= 80
     for text in (
@@ -257,6 +254,6 @@ def test_a_study_of_two_depths_is_shown_without_a_law():
 
 
 def test_the_help_shows_how_many_studies_are_simulated(command):
-    status, out, _ = command("plan", "--help")
+    status, out, _ = command("power", "--help")
     assert status == 0
     assert f"({STUDIES})" in re.sub(r"[\s│]+", " ", out)

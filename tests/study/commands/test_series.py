@@ -108,9 +108,9 @@ def test_a_plan_lists_the_members_and_their_sum(command):
     assert each[1]["tokens"] == 4 * each[0]["tokens"]
 
 
-@pytest.mark.parametrize("arguments", [["--cell", "L1-d12-s0"], ["--power"]], ids=str)
+@pytest.mark.parametrize("arguments", [["plan", SMALL, "--cell", "L1-d12-s0"], ["power", SMALL]], ids=str)
 def test_what_takes_one_study_names_the_members(command, arguments):
-    status, _, err = command("plan", SMALL, "--set", VARY, *arguments)
+    status, _, err = command(*arguments, VARY)
     assert status == 2
     assert "series of the studies small-steps-300, small-steps-1200" in err
 
@@ -129,6 +129,20 @@ def test_the_page_tells_where_the_crossing_moved(tmp_path):
         assert (page.parent / member["report"]).is_file()
     with (page.parent / "small-steps-300" / "runs.csv").open() as file:
         assert {row["accuracy"] for row in csv.DictReader(file)} == {"0.5"}
+
+
+@pytest.mark.slow
+def test_the_pages_are_written_anew_where_they_are(command, tmp_path):
+    leave_rows(tmp_path)
+    last = ["frontier.depths=[1, 2]", "--results", str(tmp_path)]
+    named = ["name=small-steps-300", "tracking.experiment=small"]
+    assert command("report", SMALL, "training.steps=300", *named, *last)[0] == 0
+    one = {path.name for path in (tmp_path / "small-steps-300").iterdir()}
+    assert {"report.html", "fit.json", "runs.csv"} <= one
+    assert not (tmp_path / "small-steps-1200" / "report.html").exists()
+    assert command("report", SMALL, VARY, *last)[0] == 0
+    assert (tmp_path / "small-steps-1200" / "report.html").exists()
+    assert (tmp_path / "small" / "series.json").exists()
 
 
 def test_fit_and_status_tell_of_every_member(command, tmp_path):

@@ -39,7 +39,9 @@ def test_a_tracking_server_has_its_page_already(tmp_path, monkeypatch, capsys):
 def test_the_page_with_the_charts_of_each_experiment_is_named(tmp_path):
     store = tracking_uri("auto", tmp_path)
     numbers = [Experiment(store, name).id for name in ("first", "second")]
-    query = "workflowType=machine_learning&compareRunsMode=CHART&orderByKey=metrics.%60loss%60&orderByAsc=true"
+    query = (
+        "workflowType=machine_learning&compareRunsMode=CHART&orderByKey=metrics.%60loss%60&orderByAsc=true"
+    )
     assert sorted(chart_pages(store)) == [f"/#/experiments/{number}/runs?{query}" for number in numbers]
 
 

@@ -78,7 +78,7 @@ def study(trained, tmp_path):
 
 def test_export_writes_a_folder_that_loads_with_the_two_lines_it_prints(command, study):
     one = study.cell(2)
-    status, out, err = command("export", one.key, "--out", "model")
+    status, out, err = command("export", "symbols", one.key, "--out", "model")
     assert (status, err) == (0, "")
     assert f"Wrote symbols L2-d16-s0 ({one.key}) to model." in out
     assert f"{study.kept[one.key]:.6f}" in out
@@ -96,7 +96,7 @@ def test_export_writes_a_folder_that_loads_with_the_two_lines_it_prints(command,
 def test_export_prints_one_json_document(command, study, tmp_path):
     (tmp_path / "empty").mkdir()
     one = study.cell(0)
-    status, out, err = command("export", one.key[:6], "--out", "empty", "--json")
+    status, out, err = command("export", "symbols", one.key[:6], "--out", "empty", "--json")
     assert (status, err) == (0, "")
     document = json.loads(out)
     assert document["cell"] == one.key
@@ -117,7 +117,7 @@ def test_the_folder_may_be_the_one_a_shell_stands_in_or_a_link(command, study, t
     else:
         (tmp_path / given).symlink_to("empty")
     made = empty.stat() if empty.exists() else None
-    status, out, err = command("export", one.key, "--out", given, "--results", study.results)
+    status, out, err = command("export", "symbols", one.key, "--out", given, "--results", study.results)
     assert (status, err) == (0, "")
     assert f"to {given}." in out
     assert (empty / "config.json").is_file()
@@ -132,7 +132,7 @@ def test_the_folder_may_be_the_one_a_shell_stands_in_or_a_link(command, study, t
 
 def test_a_folder_on_a_disk_that_fills_up_is_left_empty(command, study, tmp_path):
     with small_disk(tmp_path / "disk", 8):
-        status, _, err = command("export", study.cell(0).key, "--out", "disk")
+        status, _, err = command("export", "symbols", study.cell(0).key, "--out", "disk")
         assert status == 2
         assert "No space left" in err
         assert list((tmp_path / "disk").iterdir()) == []
@@ -140,7 +140,7 @@ def test_a_folder_on_a_disk_that_fills_up_is_left_empty(command, study, tmp_path
 
 def test_the_card_says_what_the_model_is(command, study, tmp_path):
     one = study.cell(0)
-    assert command("export", one.name, "--out", "a/b/model")[0] == 0
+    assert command("export", "symbols", one.name, "--out", "a/b/model")[0] == 0
     card = (tmp_path / "a" / "b" / "model" / "README.md").read_text()
     metadata, text = card.removeprefix("---\n").split("\n---\n")
     assert "library_name: transformers" in metadata
@@ -169,27 +169,27 @@ def test_the_card_says_what_the_model_is(command, study, tmp_path):
 def test_a_cell_is_found_by_key_digits_or_name(study):
     one = study.cell(3)
     for asked in (one.key, one.key[:4], one.name):
-        assert find(asked, study.results).record.key == one.key
-    assert find(one.key, study.results, study="symbols").folder == study.where.models / one.key
+        assert find("symbols", asked, study.results).record.key == one.key
+    assert find("symbols", one.key, study.results).folder == study.where.models / one.key
 
 
-def test_a_name_in_two_studies_is_ambiguous_until_a_study_is_named(command, study, tmp_path):
+def test_the_cell_is_that_of_the_study_that_is_named(study, tmp_path):
     other = Study(tmp_path, "longer", steps=4, cells=slice(1))
-    status, out, err = command("export", "L1-d16-s0", "--out", "model")
+    for named in ("longer", str(tmp_path / "longer.yaml")):
+        assert find(named, "L1-d16-s0", study.results).record.key == other.cell(0).key
+    assert find("symbols", "L1-d16-s0", study.results).record.key == study.cell(0).key
+
+
+def test_digits_that_begin_two_keys_are_ambiguous(command, study, tmp_path):
+    one = study.cell(0)
+    twin = study.where.models / f"{one.key[:8]}00000000"
+    shutil.copytree(study.where.models / one.key, twin)
+    status, out, err = command("export", "symbols", one.key[:8], "--out", "model")
     assert (status, out) == (2, "")
     assert "2 cells" in err
-    for key in (study.cell(0).key, other.cell(0).key):
-        assert key in err
-    assert "--study" in err
+    assert one.key in err
+    assert twin.name in err
     assert not (tmp_path / "model").exists()
-    for named in ("longer", str(tmp_path / "longer.yaml")):
-        assert find("L1-d16-s0", study.results, study=named).record.key == other.cell(0).key
-
-
-def test_a_cell_of_two_studies_is_one_cell(study, tmp_path):
-    again = Study(tmp_path, "again", cells=slice(1))
-    assert again.cell(0).key == study.cell(0).key
-    assert find("L1-d16-s0", study.results).record.key == study.cell(0).key
 
 
 def test_what_cannot_be_exported_is_refused_with_the_reason(command, study, tmp_path):
@@ -200,18 +200,18 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(command, study, tmp_
         assert not (tmp_path / "new").exists()
         return " ".join(err.split())
 
-    assert "has no weights of a cell 'L9-d9-s9'" in (error := refused("L9-d9-s9", "--out", "new"))
+    assert "has no weights of a cell 'L9-d9-s9'" in (error := refused("symbols", "L9-d9-s9", "--out", "new"))
     assert study.cell(0).key in error
-    assert "has no weights of a cell '0'" in refused("0", "--out", "new")
-    assert "weights of no cell" in refused("abc", "--out", "new", "--results", "elsewhere")
-    assert "holds files already" in refused(study.cell(0).key, "--out", "results")
+    assert "has no weights of a cell '0'" in refused("symbols", "0", "--out", "new")
+    assert "weights of no cell" in refused("quickstart", "abc", "--out", "new", "--results", "elsewhere")
+    assert "holds files already" in refused("symbols", study.cell(0).key, "--out", "results")
     (tmp_path / "file").write_text("")
-    assert "is a file" in refused(study.cell(0).key, "--out", "file")
+    assert "is a file" in refused("symbols", study.cell(0).key, "--out", "file")
     (study.where.models / study.cell(0).key / "interplay.json").write_text("{}")
-    error = refused(study.cell(0).key, "--out", "new")
+    error = refused("symbols", study.cell(0).key, "--out", "new")
     assert "interplay.json is damaged, or of another version" in error
     assert f"--cell {study.cell(0).key} > cell.json" in error
-    assert "did you mean" in refused("L1-d16-s0", "--out", "new", "--study", "quickstrat")
+    assert "did you mean" in refused("quickstrat", "L1-d16-s0", "--out", "new")
 
 
 def flip(path):
@@ -238,21 +238,14 @@ def test_a_damaged_model_is_refused_with_the_way_to_train_it_again(
     path = study.where.models / one.key / file
     spoil(path)
     for asked in (one.key, one.name):
-        status, out, err = command("export", asked, "--out", "new")
+        status, out, err = command("export", "symbols", asked, "--out", "new")
         assert (status, out) == (2, "")
         error = " ".join(err.split())
         assert f"{path} {message}" in error
         assert f"interplay plan {study.where.folder}/spec.yaml --cell {one.key} > cell.json" in error
         assert "--weights DIR" in error
         assert not (tmp_path / "new").exists()
-    assert command("export", study.cell(1).key, "--out", "new")[0] == 0
-
-
-def test_a_whole_copy_in_another_study_stands_in_for_a_damaged_one(study, tmp_path):
-    again = Study(tmp_path, "again", cells=slice(1))
-    key = study.cell(0).key
-    flip(again.where.models / key / "model.safetensors")
-    assert find(key, study.results).folder == study.where.models / key
+    assert command("export", "symbols", study.cell(1).key, "--out", "new")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -266,14 +259,13 @@ def test_a_whole_copy_in_another_study_stands_in_for_a_damaged_one(study, tmp_pa
     ids=["other", "binary", "cut", "removed"],
 )
 def test_a_record_that_cannot_be_read_stands_in_nobody_elses_way(command, study, tmp_path, spoil):
-    other = Study(tmp_path, "longer", steps=4, cells=slice(1))
     spoilt, whole = study.cell(0), study.cell(1)
     spoil(study.where.models / spoilt.key / "interplay.json")
-    for asked in (whole.key, whole.name, other.cell(0).key):
-        assert find(asked, study.results).record.key in (whole.key, other.cell(0).key)
+    for asked in (whole.key, whole.name):
+        assert find("symbols", asked, study.results).record.key == whole.key
 
     def refused(asked):
-        status, out, err = command("export", asked, "--out", "new")
+        status, out, err = command("export", "symbols", asked, "--out", "new")
         assert (status, out) == (2, "")
         assert not (tmp_path / "new").exists()
         return " ".join(err.split())
@@ -288,18 +280,10 @@ def test_a_record_that_cannot_be_read_stands_in_nobody_elses_way(command, study,
     assert whole.key in error
 
     study.table()
-    shutil.rmtree(other.where.folder)
     error = refused(spoilt.name)
     assert spoilt.key in error
     assert "--weights DIR" in error
-    assert find(whole.name, study.results).record.key == whole.key
-
-
-def test_a_copy_with_a_record_stands_in_for_one_without(study, tmp_path):
-    Study(tmp_path, "again", cells=slice(1))
-    key = study.cell(0).key
-    (tmp_path / "results" / "again" / "models" / key / "interplay.json").write_text("{}")
-    assert find(key, study.results).folder == study.where.models / key
+    assert find("symbols", whole.name, study.results).record.key == whole.key
 
 
 @pytest.mark.parametrize(
@@ -316,7 +300,7 @@ def test_a_cell_without_weights_is_told_from_one_that_is_not_there(
     study = Study(tmp_path, "symbols", cells=slice(0))
     study.table(status, reason)
     for asked in (study.cell(0).key, study.cell(0).key[:8], study.cell(0).name):
-        ended, _, err = command("export", asked, "--out", "new")
+        ended, _, err = command("export", "symbols", asked, "--out", "new")
         assert ended == 2
         assert message in " ".join(err.split())
 
@@ -330,7 +314,7 @@ def test_a_model_that_huggingface_has_no_class_for_has_no_weights_and_no_advice_
     text = spec.read_text()
     assert "residual: pre" in text
     spec.write_text(text.replace("residual: pre", "residual: admin"))
-    ended, _, err = command("export", study.cell(0).key, "--out", "new")
+    ended, _, err = command("export", "symbols", study.cell(0).key, "--out", "new")
     assert ended == 2
     assert "HuggingFace has no class" in " ".join(err.split())
     assert "by hand" not in err
@@ -341,7 +325,7 @@ def test_the_way_out_for_weights_that_were_not_kept_works(command, tmp_path):
     study = Study(tmp_path, "symbols", cells=slice(0))
     study.table()
     one = study.cell(0)
-    err = command("export", one.key, "--out", "new")[2]
+    err = command("export", "symbols", one.key, "--out", "new")[2]
     lines = err[err.index("`interplay plan") :].split("`")[1::2]
     script = " && ".join(lines).replace("interplay", f"{sys.executable} -m study")
     script = script.replace("python -m trainables", f"{sys.executable} -m trainables").replace("DIR", "new")
@@ -354,7 +338,7 @@ def test_weights_kept_where_this_machine_may_not_read_are_told_so(command, tmp_p
     study = Study(tmp_path, "symbols", cells=slice(0))
     away = "s3://nobody/has?endpoint_override=127.0.0.1:1&scheme=http&region=x"
     (study.where.folder / "storage").write_text(away)
-    status, _, err = command("export", study.cell(0).key, "--out", "new")
+    status, _, err = command("export", "symbols", study.cell(0).key, "--out", "new")
     assert status == 2
     error = " ".join(err.split())
     assert "s3://nobody/has/symbols/models, which cannot be read:" in error
@@ -399,7 +383,7 @@ def test_a_study_keeps_its_weights_and_exports_them(tmp_path):
     cells = make_plan(load_spec(str(where.folder / "spec.yaml"))).cells
     assert {path.name for path in where.models.iterdir()} == {planned.cell.key for planned in cells}
     assert {read_record(path).revision for path in where.models.iterdir()} != {None}
-    document = json.loads(interplay("export", "L2-d16-s0", "--out", "model", "--json"))
+    document = json.loads(interplay("export", "whole", "L2-d16-s0", "--out", "model", "--json"))
     assert document["tokenizer"] == "bpe"
     record = read_record(tmp_path / "model")
     assert record.layout.tensor_parallel == 2
@@ -414,7 +398,7 @@ def test_a_study_keeps_its_weights_and_exports_them(tmp_path):
 def test_the_printed_loading_lines_of_a_text_model_work(command, tmp_path):
     (tmp_path / "corpus.txt").write_text(TEXT)
     study = Study(tmp_path, "text", f"{{kind: files, path: {tmp_path}/corpus.txt}}", cells=slice(1))
-    out = command("export", study.cell(0).name, "--out", "model")[1]
+    out = command("export", "text", study.cell(0).name, "--out", "model")[1]
     names = {}
     exec("\n".join(out.splitlines()[-2:]), names)  # the lines a user copies
     assert names["tokenizer"].decode(names["tokenizer"].encode("naïve 🦊")) == "naïve 🦊"

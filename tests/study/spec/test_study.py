@@ -371,9 +371,9 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("name.first=x", ["`name`", "'small'", "has no keys"]),
         ("frontier.depths.7=1", ["`frontier.depths`", "a list of 3", "`7`"]),
         ("frontier=3", ["`frontier`", "is 3", "section"]),
-        ("training.seeds", ["`--set training.seeds`", "section.key=value"]),
+        ("training.seeds", ["`training.seeds`", "section.key=value"]),
         ("=3", ["section.key=value"]),
-        ("training.seeds=[1", ["`--set training.seeds=[1`", "not YAML"]),
+        ("training.seeds=[1", ["`training.seeds=[1`", "not YAML"]),
     ],
 )
 def test_a_wrong_value_is_refused_with_key_value_and_way_out(override: str, pieces: list[str]) -> None:

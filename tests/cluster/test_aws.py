@@ -294,7 +294,7 @@ def test_a_killed_mlflow_comes_back_and_a_killed_driver_costs_what_the_last_chec
     runs = cluster.runs("killed")
     assert {run["status"] for run in runs} == {"FINISHED"}
     assert len(cluster.losses("killed")) == len(runs) == 4
-    assert any(int(run["tags"]["interplay.resumed_from"] or 0) > 0 for run in runs)
+    assert any(int(run["tags"].get("interplay.resumed_from", 0)) > 0 for run in runs)
     assert all(run["tags"].get("interplay.lost_trials", "") == "" for run in runs)
 
 

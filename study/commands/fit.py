@@ -1,7 +1,7 @@
 """`interplay fit` and `interplay report`: RUNS is a spec, a series, an MLflow experiment or a table."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -38,7 +38,7 @@ def fit(reading: Reading, out: Path | None, *, as_json: bool) -> None:
             parts.append(Text(one.member.spec.name, style="bold"))
             parts.append(fit_table(one.fit) if one.fit else Text("nothing to fit: no row has a usable loss"))
     else:
-        fitted = _fit(reading, reading.source)
+        fitted = fit_source(reading.source, level=reading.level, tokens=reading.tokens)
         document = fitted.to_json()
         parts = [fit_table(fitted)]
     if out:
@@ -46,16 +46,13 @@ def fit(reading: Reading, out: Path | None, *, as_json: bool) -> None:
     show(document, Group(*parts), as_json=as_json)
 
 
-def _fit(reading: Reading, source: Runs) -> "Fit":
+def fit_source(source: Runs, *, level: float, tokens: float | None) -> "Fit":
+    """Fit a run table; of a study, with the check of its learning rate and the cost of what is missing."""
     from analysis.fit.document import fit as fit_runs
 
-    options: dict[str, Any] = {
-        "level": reading.level,
-        "tokens": reading.tokens,
-    }
     if isinstance(source, StudyRuns):
-        return study_fit(source.plan, source.table, **options)
-    return fit_runs(source.table, **options)
+        return study_fit(source.plan, source.table, level=level, tokens=tokens)
+    return fit_runs(source.table, level=level, tokens=tokens)
 
 
 def report(reading: Reading, out: Path | None) -> None:
@@ -81,5 +78,6 @@ def report(reading: Reading, out: Path | None) -> None:
     if out is None:
         assert spec is not None
         out = study_paths(spec, reading.results.resolve()).folder
-    path = write_report(source.table, _fit(reading, source), out, title=title, **source.known)
+    fitted = fit_source(source, level=reading.level, tokens=reading.tokens)
+    path = write_report(source.table, fitted, out, title=title, **source.known)
     say("Report: ", relative(path))

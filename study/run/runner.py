@@ -67,8 +67,8 @@ class Summary:
     """The place of a copy of the results that outlives this machine."""
 
 
-def run_study(spec: StudySpec, results: Path, console: Console) -> Summary:
-    """Run the missing cells of a study, then fit and write the report.
+def run_study(spec: StudySpec, results: Path, console: Console | None = None) -> Summary:
+    """Run the missing cells of a study, then fit and write the report; without a console nothing is shown.
 
     Ctrl-C or SIGTERM at any stage ends it cleanly: finished cells are on record, and `Summary.finished` is False.
 
@@ -77,6 +77,7 @@ def run_study(spec: StudySpec, results: Path, console: Console) -> Summary:
             belongs to another study.
         DataError: the data cannot be used.
     """
+    console = console or Console(quiet=True)
     paths = study_paths(spec, results.resolve())
     if paths.is_shared:
         open_storage(paths.checkpoints).check()

@@ -41,6 +41,11 @@ class Figure:
     table: pd.DataFrame
     draw: Callable[[], Canvas]
 
+    def canvas(self) -> Canvas:
+        """The drawing in the style of the reports, as a figure of matplotlib."""
+        with mpl.rc_context(STYLE):
+            return self.draw()
+
     def render(self) -> tuple[bytes, bytes]:
         """(SVG, PNG) on white, the same bytes for the same data."""
         with mpl.rc_context({**STYLE, "svg.hashsalt": self.name}):

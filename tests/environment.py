@@ -1,6 +1,8 @@
 """The environment of commands that tests start."""
 
 import os
+import random
+import socket
 
 #: The priority of Ray's workers, which `make test-gate` sets: at Ray's own, 15, they starve beside the other lanes, and
 #: a cell that takes seconds took minutes.
@@ -10,3 +12,19 @@ PRIORITY = {k: v for k, v in os.environ.items() if k == "RAY_worker_niceness"}
 def environment_without(*prefixes: str) -> dict[str, str]:
     """This process's environment without the settings of some programs, but with the priority of Ray's workers."""
     return {k: v for k, v in os.environ.items() if not k.startswith(prefixes)} | PRIORITY
+
+
+def free_port() -> int:
+    """A port for a server that another process will start.
+
+    It is below the range from which the kernel takes the ports of connections (32768 on Linux), because the hundreds of
+    connections of a Ray cluster beside this one may take one of those before the server starts.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port

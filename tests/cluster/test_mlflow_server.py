@@ -7,7 +7,6 @@ import pwd
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,16 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.environment import free_port
+
 pytestmark = [pytest.mark.extended]
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "cluster" / "start_mlflow.sh"
 PASSWORD = "kept-from-everyone"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Head:

@@ -201,13 +201,16 @@ def test_pieces_of_a_batch_add_up_to_the_batch(root):
 
 @pytest.mark.slow
 def test_many_cells_in_one_process_leave_nothing_open(root):
-    """Trial processes are reused for hundreds of cells."""
-    process, held = psutil.Process(), []
-    for seed in range(8):
+    """Trial processes are reused for hundreds of cells.
+
+    The process of the tests may itself open or free a file meanwhile (seen: 1), a leak is one more for every cell.
+    """
+    process, held, cells = psutil.Process(), [], 8
+    for seed in range(cells):
         train(cell(seed=seed, recipe={"steps": 2}), data_root=root, evaluations=1)
         held.append((process.num_fds(), process.num_threads()))
-    # What tests before this one left in the process may be freed meanwhile.
-    assert all(last <= early for last, early in zip(held[-1], held[1], strict=True)), held
+    # The first cells import what they need.
+    assert all(last - early < (cells - 2) / 2 for last, early in zip(held[-1], held[1], strict=True)), held
 
 
 def test_masks_are_a_function_of_seed_step_and_group():

@@ -59,13 +59,16 @@ def options(
     """Options of the program itself."""
 
 
-SpecArgument = Annotated[str, typer.Argument(help="name of a preset, or a YAML file")]
+SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="name of a preset, or a YAML file")]
 RunsArgument = Annotated[
-    str, typer.Argument(help="a spec, mlflow:EXPERIMENT, or a run table (CSV, JSONL, Parquet)")
+    str,
+    typer.Argument(metavar="RUNS", help="a spec, mlflow:EXPERIMENT, or a run table (CSV, JSONL, Parquet)"),
 ]
 ChangesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="override keys: training.seeds=5", show_default=False),
+    typer.Argument(
+        metavar="KEY=VALUE", help="keys of the spec with other values: training.seeds=5", show_default=False
+    ),
 ]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="the same, as an option")
@@ -94,7 +97,7 @@ ClusterOption = Annotated[
 AddressOption = Annotated[
     str | None, typer.Option(metavar="URL", help="a reachable dashboard, instead of a tunnel")
 ]
-JobArgument = Annotated[str, typer.Argument(help="ID of a job; `interplay jobs` lists them")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="ID of a job; `interplay jobs` lists them")]
 FitOption = Annotated[Path | None, typer.Option("--fit", help="the fit.json of a study")]
 
 
@@ -182,12 +185,20 @@ def run(
     spec: SpecArgument,
     changes: ChangesArgument = None,
     overrides: SetOption = None,
+    slots: Annotated[
+        int | None, typer.Option("-j", metavar="N", help="devices used at a time: resources.slots=N")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="D", help="cpu, or a GPU such as a100-80gb: resources.device=D")
+    ] = None,
     results: ResultsOption = RESULTS,
 ) -> None:
     """Train the missing cells of a study, then fit and write the report. Run it again to resume."""
     from study.commands import run as verb
 
-    raise typer.Exit(verb.run(spec, _all(changes, overrides), results, RESULTS))
+    named = {"resources.slots": slots, "resources.device": device}
+    short = [f"{key}={value}" for key, value in named.items() if value is not None]
+    raise typer.Exit(verb.run(spec, [*_all(changes, overrides), *short], results, RESULTS))
 
 
 @app.command()
@@ -249,7 +260,9 @@ def stop(job: JobArgument, cluster: ClusterOption = None, address: AddressOption
 def status(
     spec: Annotated[
         str | None,
-        typer.Argument(help="name of a preset, or a YAML file; default: all studies of the folder"),
+        typer.Argument(
+            metavar="SPEC", help="name of a preset, or a YAML file; default: all studies of the folder"
+        ),
     ] = None,
     changes: ChangesArgument = None,
     overrides: SetOption = None,
@@ -337,7 +350,7 @@ def report(
 def recommend(
     sizes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="N...", help="sizes in non-embedding parameters: 1e9 7B", show_default=False),
+        typer.Argument(metavar="N", help="sizes in non-embedding parameters: 1e9 7B", show_default=False),
     ] = None,
     fit_file: FitOption = None,
     law: Annotated[str | None, typer.Option("--law", help="a published law: levine2020 or liu2026")] = None,
@@ -357,7 +370,7 @@ def recommend(
 def audit(
     configs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[CONFIG]...", help="HuggingFace config.json files, or their folders"),
+        typer.Argument(metavar="CONFIG", help="HuggingFace config.json files, or their folders"),
     ] = None,
     depth: Annotated[int | None, typer.Option(help="layers, instead of a config")] = None,
     width: Annotated[int | None, typer.Option(help="width, instead of a config")] = None,
@@ -409,7 +422,9 @@ def ui(
 
 @app.command()
 def init(
-    name: Annotated[str, typer.Argument(help="name of the study; NAME.yaml is written into this folder")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="name of the study; NAME.yaml is written into this folder")
+    ],
     data: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="your text: a file or a folder; default: Python sources"),

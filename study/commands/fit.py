@@ -1,16 +1,15 @@
-"""`interplay fit` and `interplay report`: RUNS is a spec, a series, an MLflow experiment or a table."""
+"""`interplay fit` and `interplay report`: RUNS is a spec, an MLflow experiment or a table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from study.commands.output import refuse_file, relative, say, show
+from study.commands.series import refuse_series
+from study.commands.series import report as report_of_series
 from study.errors import SpecError
 from study.results.rate_check import study_fit
 from study.results.sources import Reading, Runs, StudyRuns
-from study.tracking.ownership import refuse_results
+from study.tracking.ownership import OtherStudyError, check_owner, refuse_results
 from study.tracking.study_paths import study_paths
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def fit(reading: Reading, out: Path | None, *, as_json: bool) -> None:
-    """Fit a run table or every study of a series, print the fit and write it to `out`."""
+    """Fit a run table, print the fit and write it to `out`."""
     from analysis.files import write_json
     from study.results.tables import fit_table
 
@@ -26,24 +25,12 @@ def fit(reading: Reading, out: Path | None, *, as_json: bool) -> None:
         raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
     if out:
         refuse_results(out.parent, "--out")
-    parts: list[RenderableType] = []
-    document: object
-    spec = reading.spec
-    if spec is not None and spec.vary is not None:
-        from study.commands.series import fits_json, read_series
-
-        compared = read_series(spec, reading.results, level=reading.level, tokens=reading.tokens)
-        document = fits_json(spec, compared)
-        for one in compared:
-            parts.append(Text(one.member.spec.name, style="bold"))
-            parts.append(fit_table(one.fit) if one.fit else Text("nothing to fit: no row has a usable loss"))
-    else:
-        fitted = fit_source(reading.source, level=reading.level, tokens=reading.tokens)
-        document = fitted.to_json()
-        parts = [fit_table(fitted)]
+    if spec := reading.spec:
+        refuse_series(spec, "fit")
+    fitted = fit_source(reading.source, level=reading.level, tokens=reading.tokens)
     if out:
-        write_json(out, document)
-    show(document, Group(*parts), as_json=as_json)
+        write_json(out, fitted.to_json())
+    show(fitted.to_json(), fit_table(fitted), as_json=as_json)
 
 
 def fit_source(source: Runs, *, level: float, tokens: float | None) -> "Fit":
@@ -68,16 +55,20 @@ def report(reading: Reading, out: Path | None) -> None:
             f"{reading.runs} is no study with a folder of its own; name the folder with --out DIR."
         )
     if spec is not None and spec.vary is not None:
-        from study.commands.series import report_series
-
-        page = report_series(spec, reading.results, out, level=reading.level, tokens=reading.tokens)
+        page = report_of_series(spec, reading.results, out, level=reading.level, tokens=reading.tokens)
         say("Series: ", relative(page))
         return
     source = reading.source
     title = Path(reading.runs).name if spec is None else spec.name
     if out is None:
         assert spec is not None
-        out = study_paths(spec, reading.results.resolve()).folder
+        paths = study_paths(spec, reading.results.resolve())
+        out = paths.folder
+        assert isinstance(source, StudyRuns)
+        try:
+            check_owner(source.plan, paths, paths.ledger.rows())
+        except OtherStudyError as error:
+            raise SpecError(f"{error} Name another folder with --out DIR.") from error
     fitted = fit_source(source, level=reading.level, tokens=reading.tokens)
     path = write_report(source.table, fitted, out, title=title, **source.known)
     say("Report: ", relative(path))

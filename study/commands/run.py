@@ -11,12 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from study.commands import series
 from study.commands.output import refuse_file, relative, say
 from study.errors import SpecError
-from study.plan.plan import make_plan
-from study.spec.study import StudySpec, load_spec, members, varied
-from study.tracking.ownership import OtherStudyError, check_owner, check_series_owner
-from study.tracking.study_paths import SERIES, study_paths
+from study.spec.study import StudySpec, load_spec
+from study.tracking.ownership import OtherStudyError
 
 #: Exit statuses: 0 done, 1 some cells failed, 130 stopped by the user (128 + SIGINT).
 FAILED, STOPPED = 1, 130
@@ -29,12 +28,11 @@ def run(spec: str, overrides: Sequence[str], results: Path, default_results: Pat
     loaded = load_spec(spec, overrides)
     refuse_file(results, "--results")
     tracking_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
-    sets = [part for text in overrides for part in ("--set", text)]
     where = [] if results == default_results else ["--results", str(results)]
-    again, status = (shlex.join([*program(), verb, spec, *sets, *where]) for verb in ("run", "status"))
-    run_any = _run_study if loaded.vary is None else _run_series
+    again, status = (shlex.join([*program(), verb, spec, *overrides, *where]) for verb in ("run", "status"))
+    run_any = _run_study if loaded.vary is None else series.run
     try:
-        failed, empty = run_any(loaded, results)
+        failed, empty = run_any(loaded, results, Console(highlight=False))
     except OtherStudyError as error:
         new = _own_folder(loaded, overrides, results, shares=error.shares)
         own = shlex.join([*program(), "run", spec, *new, *where])
@@ -54,19 +52,18 @@ def run(spec: str, overrides: Sequence[str], results: Path, default_results: Pat
 
 
 def _own_folder(spec: StudySpec, overrides: Sequence[str], results: Path, *, shares: bool) -> list[str]:
-    """Return the options of a study with a folder of its own, NAME-2 or the next free one, and rows that it shares."""
+    """Return the overrides of a study with a folder of its own, NAME-2 or the next free one; rows may be shared."""
     name = next(free for n in itertools.count(2) if not (results / (free := f"{spec.name}-{n}")).exists())
     kept = [text for text in overrides if not text.startswith(("name=", "tracking.experiment="))]
     shared = [f"tracking.experiment={spec.experiment}"] if shares else []
-    return [part for text in (*kept, f"name={name}", *shared) for part in ("--set", text)]
+    return [*kept, f"name={name}", *shared]
 
 
-def _run_study(spec: StudySpec, results: Path) -> tuple[Mapping[str, str] | None, bool]:
+def _run_study(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[str, str] | None, bool]:
     """Return why cells failed, by key, or None if the run was stopped; and whether there is nothing to fit."""
     from analysis.report.answers import answers
     from study.run import runner
 
-    console = Console(highlight=False)
     summary = runner.run_study(spec, results, console)
     if not summary.finished:
         return None, False
@@ -77,46 +74,6 @@ def _run_study(spec: StudySpec, results: Path) -> tuple[Mapping[str, str] | None
         if summary.copy:
             say("A copy of all results: ", summary.copy)
     return summary.failed, not summary.fit
-
-
-def _run_series(spec: StudySpec, results: Path) -> tuple[Mapping[str, str] | None, bool]:
-    """As `_run_study` for each study of a series, one after the other; then write the page of the series."""
-    from study.commands.series import FittedMember, page_words, text, write_page
-    from study.results.sources import study_runs
-    from study.run.runner import copy_results, run_study
-    from study.workers.ray_session import joins
-
-    console = Console(highlight=False)
-    listed = members(spec)
-    for member in listed:
-        # Refuse what cannot run before hours of training; a cluster's machines are known only after joining it.
-        plan = make_plan(member.spec, to_read=joins())
-        place = study_paths(member.spec, results.resolve())
-        check_owner(plan, place, place.ledger.rows())
-    paths = study_paths(spec, results.resolve())
-    folder = paths.folder
-    check_series_owner(spec, folder)
-    failed: dict[str, str] = {}
-    fitted = []
-    for number, member in enumerate(listed, 1):
-        title = f"{varied(spec)[0]} {text(member.value)} ({number} of {len(listed)})"
-        console.print(Text(title, style="bold"))
-        summary = run_study(member.spec, results, console)
-        if not summary.finished:
-            return None, False
-        failed.update(summary.failed)
-        fitted.append(FittedMember(member, study_runs(member.spec, results), summary.fit, summary.report))
-    page = write_page(spec, fitted, folder)
-    if page is None:
-        return failed, True
-    written = [folder / name for name in (SERIES, "series.json", "report.html", "figures")]
-    copy = copy_results(paths, written, console) if paths.is_shared else None
-    for line in page_words(page):
-        console.print(Text(line))
-    say("Series: ", relative(page))
-    if copy:
-        say("A copy of its page: ", copy)
-    return failed, False
 
 
 def program() -> list[str]:

@@ -10,8 +10,10 @@ from analysis.runs.files import SUFFIXES
 from analysis.runs.table import Count, RunTable, read_runs
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
+from study.search.make_search import make_search
+from study.spec.search import CrossingSection
 from study.spec.study import StudySpec, load_spec
-from study.tracking.ledger import study_rows
+from study.tracking.ledger import outcomes, study_rows
 from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import study_paths
 from study.tracking.tables import curve_table, layer_table, run_table
@@ -114,13 +116,17 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> Stu
     from study.results.answer import facts, search_info
 
     table = run_table(plan, rows)
+    ending = None
+    if isinstance(spec.search, CrossingSection):
+        # The end of this search follows from the rows.
+        ending = make_search(spec, plan, outcomes(rows)).ending
     known = {
         "facts": facts(spec, plan, table),
         "entropy": plan.entropy,
         "curves": curve_table(rows),
         "measures": layer_table(plan, rows),
         "spec_text": spec.to_yaml(),
-        "search": search_info(spec, plan),
+        "search": search_info(spec, plan, ending.words if ending else ""),
     }
     return StudyRuns(table, known, plan)
 

@@ -5,7 +5,6 @@ Importing this module loads no training library.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -36,8 +35,6 @@ TOKENS_PER_PARAMETER = 20
 Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True)] | str
 #: Keys that a series cannot vary.
 NOT_VARIED = ("name", "description", "claim", "vary", "tracking", "diagnostics")
-#: Most studies of a series: each has a folder and a report, and all are on one page.
-MOST_STUDIES = 200
 
 
 class StudySpec(Section):
@@ -100,6 +97,11 @@ class StudySpec(Section):
         return self.tracking.experiment or self.name
 
     @property
+    def varied_key(self) -> str:
+        """The key in which the studies of a series differ."""
+        return next(iter(self.vary or ()))
+
+    @property
     def precision(self) -> Precision:
         """The precision of training on the device of `resources`."""
         if self.training.precision == "auto":
@@ -150,8 +152,7 @@ class StudySpec(Section):
                 self.training.lr.rate(found.shape)
         if isinstance(self.search, CrossingSection):
             self.search.check(self.frontier, self.training)
-        specs = [self] if self.vary is None else [member.spec for member in members(self)]
-        count = sum(spec.cell_bound for spec in specs)
+        count = sum(spec.cell_bound for spec in studies(self))
         self.frontier.check_size(count, "cells (shapes x `lr_factors` x seeds, in all studies of a series)")
         return self
 
@@ -166,19 +167,12 @@ class StudySpec(Section):
         return shape_count * seed_count * len(self.search.lr_factors)
 
 
-@dataclass(frozen=True)
-class SeriesMember:
-    """One study of a series: the value of the key that is varied, and the study with it."""
-
-    value: int | float | str
-    spec: StudySpec
-
-
-def varied(spec: StudySpec) -> tuple[str, tuple[int | float | str, ...]]:
-    """Return the key in which the studies of a series differ, and its values.
+def members(spec: StudySpec) -> dict[int | float | str, StudySpec]:
+    """Return the studies of a series by the value of the key that is varied, each named `SERIES-KEY-VALUE`.
 
     Raises:
-        ValueError: there is not exactly one key, it has fewer than two values, or it cannot vary.
+        ValueError: `vary` has not exactly one key, or fewer than two values, its key cannot vary, or the study is wrong
+            with one of the values.
     """
     vary = spec.vary or {}
     if len(vary) != 1:
@@ -192,42 +186,30 @@ def varied(spec: StudySpec) -> tuple[str, tuple[int | float | str, ...]]:
             f"`vary` has the key `{shortened(key)}`, which is the same for all studies of a series; name a key of "
             "another section, such as `training.tokens`"
         )
-    if not 2 <= len(values) <= MOST_STUDIES:
-        raise ValueError(
-            f"`vary.{key}` is a list of {len(values)}; a series compares 2 to {MOST_STUDIES} studies on one page"
-        )
+    if len(values) < 2:
+        raise ValueError(f"`vary.{key}` has {len(values)} value, and a series compares at least two studies")
     refuse_repeats(f"vary.{key}", _slugs(key, values))
-    return key, values
-
-
-def members(spec: StudySpec) -> tuple[SeriesMember, ...]:
-    """Return the studies of a series in the order of their values, each named `SERIES-KEY-VALUE`.
-
-    Raises:
-        ValueError: as `varied`, or the study is wrong with one of the values.
-    """
-    key, values = varied(spec)
     raw = spec.model_dump(mode="json", exclude={"vary"}, exclude_unset=True)
-    found = []
+    found = {}
     for value, slug in zip(values, _slugs(key, values), strict=True):
         try:
             # One experiment for all, so that MLflow shows the series in one table.
-            raw_member = yaml_file.changed(raw, {key: value, "tracking.experiment": spec.experiment})
-            raw_member["name"] = f"{spec.name}-{key.split('.')[-1]}-{slug}"
-            found.append(SeriesMember(value, parse_spec(raw_member, f"with `{key}` {shortened(str(value))}")))
+            member = yaml_file.changed(raw, {key: value, "tracking.experiment": spec.experiment})
+            member["name"] = f"{spec.name}-{key.split('.')[-1]}-{slug}"
+            found[value] = parse_spec(member, f"with `{key}` {shortened(str(value))}")
         except SpecError as error:
             raise ValueError(str(error).rstrip(".")) from None
-    return tuple(found)
+    return found
 
 
 def studies(spec: StudySpec) -> tuple[StudySpec, ...]:
     """Return the studies of a series; for a single study the study itself."""
-    return (spec,) if spec.vary is None else tuple(member.spec for member in members(spec))
+    return (spec,) if spec.vary is None else tuple(members(spec).values())
 
 
 def _slugs(key: str, values: Sequence[float | str]) -> list[str]:
     """Return the values of a key as parts of names; of paths the file names if these differ."""
-    if yaml_file.VARIED_PATH.fullmatch(key):
+    if key.endswith(".path"):
         last = [_slug(Path(str(value)).name) for value in values]
         if len(set(last)) == len(last):
             return last

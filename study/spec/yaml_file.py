@@ -28,9 +28,6 @@ _REPLACES: dict[str, tuple[str, ...]] = {
     "frontier.widths": ("frontier.budgets", "frontier.depths"),
 }
 
-#: Keys that name files, in `vary`; a mixture has some in its parts.
-VARIED_PATH = re.compile(r"data(\.parts\.\d+\.data)*\.path")
-
 
 def preset_names() -> list[str]:
     """Return the names of the built-in presets."""
@@ -152,7 +149,7 @@ def resolve_relative_paths(raw: dict[str, Any], folder: Path) -> None:
     vary = raw.get("vary")
     varied = vary if isinstance(vary, dict) else {}
     for key, paths in varied.items():
-        if VARIED_PATH.fullmatch(str(key)) and isinstance(paths, list):
+        if str(key).endswith(".path") and isinstance(paths, list):
             varied[key] = [_from(folder, path) if isinstance(path, str) else path for path in paths]
     nested = [part.get("data") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     for source in (data, *nested):

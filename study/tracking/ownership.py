@@ -6,7 +6,7 @@ from pathlib import Path
 
 from study.errors import SpecError
 from study.plan import Plan
-from study.spec.study import StudySpec, load_spec, members
+from study.spec.study import StudySpec, load_spec, studies
 from study.tracking.ledger import study_rows
 from study.tracking.rows import Row
 from study.tracking.study_paths import SERIES, SPEC, StudyPaths
@@ -57,7 +57,7 @@ def check_series_owner(spec: StudySpec, folder: Path) -> None:
     page = folder / SERIES
     if not page.is_file():
         return
-    before, now = ({member.spec.name for member in members(one)} for one in (load_spec(str(page)), spec))
+    before, now = ({one.name for one in studies(series)} for series in (load_spec(str(page)), spec))
     if lost := sorted(before - now):
         raise OtherStudyError(
             f"the page in {folder} compares {len(before)} studies, and {', '.join(lost)} of them are not part of this "

@@ -28,6 +28,8 @@ from tests.study.tracking import examples
 from tests.tables import CROSSINGS, foreign_runs, one_size_a_depth
 from trainables.cell import Cell
 
+ROOT = Path(__file__).parents[2]
+
 
 def table(folder, text):
     path = folder / "runs.csv"
@@ -77,7 +79,7 @@ def test_plan_writes_one_cell_for_training_by_hand(command):
         (["recommend", "1e9", "--fit", "absent.json"], "absent.json"),
         (["ui"], "interplay run quickstart"),
         (["plan", "quickstart", "--bogus"], "--bogus"),
-        (["plan"], "spec"),
+        (["plan"], "SPEC"),
         (["run", "text", "--set", "data.path=absent.txt"], "absent.txt"),
         (["run", "quickstart", "--set", "tracking.uri=http://localhost:abc"], "port that is not a number"),
         (["run", "quickstart", "--results", "a?b"], "has a `?` or a `%` code in its path"),
@@ -326,7 +328,7 @@ def test_a_stopped_run_says_how_to_go_on_word_for_word(command, tmp_path, monkey
     for name in ("a [b].txt", "it's.txt"):
         (tmp_path / name).write_text("some text. " * 400)
     outcome(monkeypatch, finished=False)
-    arguments = ["run", "text", *(part for text in ODD for part in ("--set", text)), *results]
+    arguments = ["run", "text", *ODD, *results]
     status, out, err = command(*arguments)
     assert (status, err) == (130, "")
     assert after("resume with: ", out) == ["interplay", *arguments]
@@ -540,6 +542,36 @@ def test_sizes_have_units_and_nonsense_is_refused(command):
 
 def test_the_version_is_that_of_the_package(command):
     assert command("--version") == (0, f"interplay {version('interplay')}\n", "")
+
+
+def test_the_page_of_the_command_is_made_from_its_help():
+    made = (
+        sys.executable,
+        "-m",
+        "typer",
+        "study.cli",
+        "utils",
+        "docs",
+        "--name",
+        "interplay",
+        "--title",
+        "The command",
+    )
+    page = subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert (ROOT / "docs" / "cli.md").read_text() == page, (
+        f"run `python {shlex.join(made[1:])} > docs/cli.md`"
+    )
+
+
+def test_short_options_of_a_run_are_keys_of_its_spec(command, monkeypatch):
+    outcome(monkeypatch, finished=False)
+    status, out, err = command("run", SMALL, "training.steps=100", "-j", "1", "--device", "cpu")
+    assert (status, err) == (130, "")
+    again = ["interplay", "run", SMALL, "training.steps=100", "resources.slots=1", "resources.device=cpu"]
+    assert after("resume with: ", out) == again
+    status, _, err = command("run", SMALL, "--device", "abacus")
+    assert status == 2
+    assert "`resources.device`" in err
 
 
 def test_the_report_of_a_table_needs_a_folder(command, tmp_path):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from study.commands.series import page_words, report_series
+from study.commands.series import page_words, report
 from study.plan.plan import make_plan
 from study.spec.study import load_spec, members
 from study.tracking.rows import Row
@@ -29,13 +29,13 @@ def loss(planned, crossing):
 def leave_rows(folder, *overrides, value=loss):
     """Rows of every member, as runs without MLflow would leave them."""
     spec = load_spec(SMALL, [VARY, "frontier.depths=[1, 2]", *overrides])
-    for member in members(spec):
-        plan = make_plan(member.spec)
+    for varied, one in members(spec).items():
+        plan = make_plan(one)
         for rank, planned in enumerate(plan.cells):
-            study_paths(member.spec, folder).ledger.put(
+            study_paths(one, folder).ledger.put(
                 Row(
                     cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done",
-                    ended=rank + 1.0, loss=value(planned, CROSSING[member.value]), measures={"accuracy": 0.5},
+                    ended=rank + 1.0, loss=value(planned, CROSSING[varied]), measures={"accuracy": 0.5},
                 )
             )  # fmt: skip
     return spec
@@ -43,14 +43,14 @@ def leave_rows(folder, *overrides, value=loss):
 
 def test_members_are_studies_that_differ_in_the_key_alone():
     spec = load_spec(SMALL, [VARY])
-    first, second = members(spec)
-    assert [member.value for member in (first, second)] == [300, 1200]
-    assert [member.spec.name for member in (first, second)] == ["small-steps-300", "small-steps-1200"]
-    assert {member.spec.experiment for member in (first, second)} == {"small"}
-    same = {"name": "x", "training": first.spec.training}
-    assert first.spec.model_copy(update=same) == second.spec.model_copy(update=same)
-    assert second.spec.vary is None
-    keys = [{planned.cell.key for planned in make_plan(member.spec).cells} for member in (first, second)]
+    assert list(members(spec)) == [300, 1200]
+    first, second = members(spec).values()
+    assert [one.name for one in (first, second)] == ["small-steps-300", "small-steps-1200"]
+    assert {one.experiment for one in (first, second)} == {"small"}
+    same = {"name": "x", "training": first.training}
+    assert first.model_copy(update=same) == second.model_copy(update=same)
+    assert second.vary is None
+    keys = [{planned.cell.key for planned in make_plan(one).cells} for one in (first, second)]
     assert not keys[0] & keys[1]
     assert load_spec(SMALL).training.steps == 1200
     assert keys[1] == {planned.cell.key for planned in make_plan(load_spec(SMALL)).cells}, "cells are shared"
@@ -67,21 +67,21 @@ def test_members_are_studies_that_differ_in_the_key_alone():
 )
 def test_any_key_with_a_single_value_is_varied(key, values, read):
     found = members(load_spec("quickstart", [f"vary={{{key}: {values}}}", "name=any"]))
-    assert [read(member.spec) for member in found] == values
-    assert len({make_plan(member.spec).cells[0].cell.key for member in found}) == 2
+    assert [read(one) for one in found.values()] == values
+    assert len({make_plan(one).cells[0].cell.key for one in found.values()}) == 2
 
 
 def test_a_key_replaces_what_it_excludes():
     spec = load_spec(SMALL, ["vary={training.tokens: [1e5, 1e6]}"])
-    assert [member.spec.training.step_count for member in members(spec)] == [98, 977]
-    assert [member.spec.name for member in members(spec)] == ["small-tokens-100000", "small-tokens-1e06"]
+    assert [one.training.step_count for one in members(spec).values()] == [98, 977]
+    assert [one.name for one in members(spec).values()] == ["small-tokens-100000", "small-tokens-1e06"]
 
 
 @pytest.mark.parametrize(
     ("vary", "said"),
     [
         ("{training.stps: [1, 2]}", "with `training.stps` 1: `training.stps` is not a key; allowed: "),
-        ("{training.steps: [10]}", "is a list of 1; a series compares 2 to 200"),
+        ("{training.steps: [10]}", "has 1 value, and a series compares at least two"),
         ("{training.steps: [10, 10]}", "has 10 more than once"),
         ("{training.steps: [10, true]}", "`vary.training.steps.1` is True"),
         ("{data.levels: [5, 9]}", "with `data.levels` 9: "),
@@ -92,23 +92,25 @@ def test_a_key_replaces_what_it_excludes():
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_anything_runs(command, vary, said):
-    status, out, err = command("run", SMALL, "--set", f"vary={vary}")
+    status, out, err = command("run", SMALL, f"vary={vary}")
     assert (status, out) == (2, "")
     assert said in err
 
 
 def test_a_plan_lists_the_members_and_their_sum(command):
-    status, out, err = command("plan", SMALL, "--set", VARY)
+    status, out, err = command("plan", SMALL, VARY)
     assert (status, err) == (0, "")
     assert "small-steps-1200" in out
-    document = json.loads(command("plan", SMALL, "--set", VARY, "--json")[1])
+    document = json.loads(command("plan", SMALL, VARY, "--json")[1])
     each = [member["plan"]["totals"] for member in document["members"]]
     for name in ("cells", "tokens", "flops", "hours"):
         assert document["totals"][name] == pytest.approx(sum(one[name] for one in each))
     assert each[1]["tokens"] == 4 * each[0]["tokens"]
 
 
-@pytest.mark.parametrize("arguments", [["plan", SMALL, "--cell", "L1-d12-s0"], ["power", SMALL]], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [["plan", SMALL, "--cell", "L1-d12-s0"], ["power", SMALL], ["fit", SMALL]], ids=str
+)
 def test_what_takes_one_study_names_the_members(command, arguments):
     status, _, err = command(*arguments, VARY)
     assert status == 2
@@ -118,7 +120,7 @@ def test_what_takes_one_study_names_the_members(command, arguments):
 @pytest.mark.slow
 def test_the_page_tells_where_the_crossing_moved(tmp_path):
     spec = leave_rows(tmp_path)
-    page = report_series(spec, tmp_path, tmp_path / "out")
+    page = report(spec, tmp_path, tmp_path / "out")
     document = json.loads((page.parent / "series.json").read_text())
     found = {row["value"]: row for row in document["crossings"]}
     for value, truth in CROSSING.items():
@@ -145,22 +147,18 @@ def test_the_pages_are_written_anew_where_they_are(command, tmp_path):
     assert (tmp_path / "small" / "series.json").exists()
 
 
-def test_fit_and_status_tell_of_every_member(command, tmp_path):
+def test_the_status_tells_of_every_member(command, tmp_path):
     leave_rows(tmp_path)
-    chosen = [SMALL, "--set", VARY, "--set", "frontier.depths=[1, 2]", "--results", str(tmp_path)]
-    document = json.loads(command("fit", *chosen, "--json")[1])
-    assert [one["study"] for one in document["members"]] == ["small-steps-300", "small-steps-1200"]
-    assert document["members"][1]["fit"]["crossings"][0]["params"] == pytest.approx(4000, rel=0.05)
-    assert "small-steps-300" in command("fit", *chosen)[1]
+    chosen = [SMALL, VARY, "frontier.depths=[1, 2]", "--results", str(tmp_path)]
     state = json.loads(command("status", *chosen, "--json")[1])
-    assert state["counts"] == {"done": 2 * 2 * 5 * 3}
+    assert [one["counts"] for one in state["members"]] == [{"done": 2 * 5 * 3}] * 2
     assert command("status", *chosen)[1].count("not running") == 2
 
 
 def test_a_series_without_rows_says_how_to_get_some(command, tmp_path):
-    status, _, err = command("fit", SMALL, "--set", VARY, "--results", str(tmp_path))
+    status, _, err = command("report", SMALL, VARY, "--results", str(tmp_path))
     assert status == 2
-    assert "no study of the series 'small' has rows" in err
+    assert "no study of the series 'small' has a row" in err
     assert "run it with `interplay run SPEC`" in err
 
 
@@ -174,14 +172,14 @@ def test_a_series_without_rows_says_how_to_get_some(command, tmp_path):
 )  # fmt: skip
 def test_options_of_tables_are_refused_as_for_a_study(command, tmp_path, option, said):
     leave_rows(tmp_path)
-    status, _, err = command("fit", SMALL, "--set", VARY, "--results", str(tmp_path), *option)
+    status, _, err = command("report", SMALL, VARY, "--results", str(tmp_path), *option)
     assert status == 2
     assert said in err
 
 
 @pytest.mark.slow
 def test_the_page_says_which_value_had_which_training(tmp_path):
-    page = report_series(leave_rows(tmp_path), tmp_path, tmp_path / "out")
+    page = report(leave_rows(tmp_path), tmp_path, tmp_path / "out")
     facts = json.loads((page.parent / "series.json").read_text())["facts"]
     assert facts["training"].startswith("300: 307,200 tokens per cell (300 steps of 16 × 64)")
     assert "; 1200: 1,228,800 tokens per cell (1,200 steps" in facts["training"]
@@ -198,11 +196,11 @@ def test_varied_paths_start_from_the_folder_of_the_file(tmp_path):
         "training: {steps: 2, batch: 2, context: 16, lr: {rule: fixed, value: 0.01}}\n"
     )
     spec = load_spec(str(tmp_path / "sub" / "texts.yaml"))
-    assert [member.spec.data.path for member in members(spec)] == [
+    assert [one.data.path for one in members(spec).values()] == [
         str(tmp_path / "sub" / name) for name in ("a.txt", "b.txt")
     ]
     # A path of this machine is no part of a name, and may be longer than one can be.
-    assert [member.spec.name for member in members(spec)] == ["texts-path-a.txt", "texts-path-b.txt"]
+    assert [one.name for one in members(spec).values()] == ["texts-path-a.txt", "texts-path-b.txt"]
 
 
 def test_varied_paths_of_a_mixture_start_from_the_folder_of_the_file_too(tmp_path):
@@ -217,7 +215,7 @@ def test_varied_paths_of_a_mixture_start_from_the_folder_of_the_file_too(tmp_pat
         "training: {steps: 2, batch: 2, context: 16, lr: {rule: fixed, value: 0.01}}\n"
     )
     spec = load_spec(str(tmp_path / "sub" / "texts.yaml"))
-    assert [member.spec.data.parts[0].data.path for member in members(spec)] == [
+    assert [one.data.parts[0].data.path for one in members(spec).values()] == [
         str(tmp_path / "sub" / name) for name in ("a.txt", "b.txt")
     ]
 
@@ -225,9 +223,9 @@ def test_varied_paths_of_a_mixture_start_from_the_folder_of_the_file_too(tmp_pat
 def test_a_series_does_not_replace_the_report_of_a_study(command, tmp_path):
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "spec.yaml").write_text("name: small")
-    status, _, err = command("run", SMALL, "--set", VARY, "--results", str(tmp_path))
+    status, _, err = command("run", SMALL, VARY, "--results", str(tmp_path))
     assert status == 2
-    assert "--set name=small-2" in err
+    assert "name=small-2" in err
 
 
 def test_a_study_does_not_replace_the_page_of_a_series(command, tmp_path):
@@ -236,13 +234,13 @@ def test_a_study_does_not_replace_the_page_of_a_series(command, tmp_path):
     status, _, err = command("run", SMALL, "--results", str(tmp_path))
     assert status == 2
     assert "the folder of a series" in err
-    assert "--set name=small-2" in err
+    assert "name=small-2" in err
 
 
 @pytest.mark.slow
 def test_a_series_by_the_real_command_and_again(tmp_path):
     laptop = Laptop(tmp_path)
-    chosen = ("tiny.yaml", "--set", "vary={training.steps: [40, 80]}")
+    chosen = ("tiny.yaml", "vary={training.steps: [40, 80]}")
     done = laptop.run("run", *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "training.steps 80 (2 of 2)" in done.stdout

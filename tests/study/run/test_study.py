@@ -152,7 +152,7 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     page = (folder / "report.html").read_bytes()
     part = laptop.run("run", "tiny.yaml")
     assert part.returncode == 2, "with fewer seeds it would replace the report of all"
-    assert "--set name=tiny-2 --set tracking.experiment=tiny" in part.stderr
+    assert "name=tiny-2 tracking.experiment=tiny" in part.stderr
     assert (folder / "report.html").read_bytes() == page
     report = laptop.run("report", "results/tiny/runs.csv", "--out", "elsewhere")
     assert report.returncode == 0, report.stderr

@@ -1,6 +1,5 @@
 """A study's folder: the study may grow in it, and no other one replaces what is there."""
 
-import itertools
 import shlex
 
 import pytest
@@ -109,7 +108,7 @@ def test_the_command_that_does_what_was_meant_is_given_and_finds_the_finished_ce
     paths = study_paths(whole, tmp_path / "results")
     for one in trained(make_plan(whole)).values():
         paths.ledger.put(one)
-    narrow = ["--set", "frontier.depths=[1, 2]"]
+    narrow = ["frontier.depths=[1, 2]"]
     before = {path: path.read_bytes() for path in paths.folder.rglob("*.*")}
     status, out, err = command("run", SMALL, *narrow)
     assert (status, out) == (2, "")
@@ -117,9 +116,8 @@ def test_the_command_that_does_what_was_meant_is_given_and_finds_the_finished_ce
     assert {path: path.read_bytes() for path in paths.folder.rglob("*.json")} == before
     assert {path.name for path in paths.folder.iterdir()} <= {"rows", "run.lock"}
     given = shlex.split(err.strip().rpartition(": ")[2])
-    sets = [value for option, value in itertools.pairwise(given) if option == "--set"]
     assert given[:3] == ["interplay", "run", SMALL]
-    own = load_spec(SMALL, sets)
+    own = load_spec(SMALL, given[3:])
     assert own.name == "small-2"
     plan, place = make_plan(own), study_paths(own, tmp_path / "results")
     check_owner(plan, place, place.ledger.rows())
@@ -148,7 +146,7 @@ def test_a_series_with_fewer_members_does_not_replace_the_page_of_all(command, t
     status, _, err = command("run", SMALL, "--set", "vary={training.steps: [2, 4]}")
     assert status == 2
     assert "small-steps-8" in err
-    assert "--set name=small-2 --set tracking.experiment=small" in err
+    assert "name=small-2 tracking.experiment=small" in err
 
 
 @pytest.mark.parametrize("marker", ["spec.yaml", "series.yaml"])

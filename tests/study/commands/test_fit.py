@@ -1,0 +1,49 @@
+"""`interplay report` of a spec: it writes the page of the study anew, and of no other."""
+
+import math
+
+import pytest
+
+from study.plan.plan import make_plan
+from study.spec.study import load_spec
+from study.tracking.rows import Row
+from study.tracking.study_paths import study_paths
+from tests.study.small import SMALL
+
+SEARCHED = ("search.sampler=crossing", "search.objective=crossings", "search.max_cells=30")
+
+
+def leave_rows(folder, *changes):
+    """Rows of every cell of the small study, whose two depths cross at N = 6,000."""
+    spec = load_spec(SMALL, ["frontier.depths=[1, 2]", *changes])
+    plan, paths = make_plan(spec), study_paths(spec, folder)
+    for rank, planned in enumerate(plan.cells):
+        distance = math.log(planned.cell.shape.budget_params / 6000)
+        loss = 2.0 - 0.1 * distance + (0.05 * distance if planned.cell.shape.depth == 1 else 0.0)
+        paths.ledger.put(
+            Row(
+                cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, study=spec.name, status="done",
+                ended=rank + 1.0, loss=loss + 0.002 * planned.cell.seed,
+            )
+        )  # fmt: skip
+    return paths.folder
+
+
+@pytest.mark.parametrize("part", ["frontier.depths=[1]", "training.seeds=1", "training.steps=300"])
+def test_a_part_of_a_study_does_not_replace_its_page(command, tmp_path, part):
+    folder = leave_rows(tmp_path)
+    chosen = [SMALL, "frontier.depths=[1, 2]", "--results", str(tmp_path)]
+    assert command("report", *chosen)[0] == 0
+    names = ("report.html", "fit.json", "runs.csv")
+    before = {name: (folder / name).read_bytes() for name in names}
+    status, out, err = command("report", *chosen, part)
+    assert (status, out) == (2, "")
+    assert "--out DIR" in err or "no rows" in err
+    assert {name: (folder / name).read_bytes() for name in names} == before
+    assert command("report", *chosen)[0] == 0
+
+
+def test_a_page_written_anew_tells_why_the_search_ended(command, tmp_path):
+    folder = leave_rows(tmp_path, *SEARCHED)
+    assert command("report", SMALL, "frontier.depths=[1, 2]", *SEARCHED, "--results", str(tmp_path))[0] == 0
+    assert "The limit of 30 cells is reached." in (folder / "report.html").read_text()

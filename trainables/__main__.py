@@ -32,7 +32,11 @@ def _parser() -> argparse.ArgumentParser:
     add("cell", type=Path, help="a cell as JSON")
     add("--data", type=Path, default=Path("results/data"), help="folder of packed token stores")
     add("--checkpoints", help="folder or URI of this cell's checkpoints; none by default")
-    add("--checkpoint-every", type=float, default=30.0, help="seconds between checkpoints")
+    add(
+        "--checkpoint-every",
+        type=float,
+        help="seconds between checkpoints; by default a twentieth of the time",
+    )
     add("--weights", type=Path, help="folder to write the model to when it is done; none by default")
     add("--evaluations", type=int, default=4, help="evaluations during the cell")
     add("--diagnostics", nargs="*", choices=DIAGNOSTICS, default=(), help="measures; none by default")

@@ -238,10 +238,11 @@ class _Run:
 
     def _settings(self) -> TrialSettings:
         resources, paths = self.spec.resources, self.paths
+        every = resources.checkpoint_every_seconds
         return TrialSettings(
             data_root=paths.data,
             checkpoint_root=paths.checkpoints,
-            checkpoint_every=resources.checkpoint_every_seconds,
+            checkpoint_every=None if every == "auto" else every,
             evaluations=resources.evaluations,
             diagnostics=self.spec.diagnostics,
             needs_gpu=resources.gpus_per_trial > 0,

@@ -27,7 +27,8 @@ class TrialSettings(BaseModel):
     data_root: str | Path
     """Folder or URI of the packed data, by key; those of checkpoints and weights are alike."""
     checkpoint_root: str | Path
-    checkpoint_every: float
+    checkpoint_every: float | None
+    """Seconds; None as often as takes a twentieth of the time, and at most twice a minute."""
     evaluations: int
     diagnostics: tuple[Diagnostic, ...] = ()
     needs_gpu: bool = False

@@ -115,7 +115,11 @@ class ResourcesSection(Section):
         "is INTERPLAY_STORAGE, else the results folder; or a folder or URI that every machine reaches, "
         "such as s3://BUCKET/FOLDER",
     )
-    checkpoint_every_seconds: Seconds = Field(default=30, description="most work lost if a machine is lost")
+    checkpoint_every_seconds: Seconds | Literal["auto"] = Field(
+        default="auto",
+        description="most work lost if a machine is lost; auto is 30, or 20 times what the last checkpoint took if "
+        "that is more",
+    )
     capacity_timeout_seconds: Seconds = Field(
         default=600,
         description="how long a pool of a cluster may start no machine before a warning",

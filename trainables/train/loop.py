@@ -39,6 +39,9 @@ from trainables.train.memory_meter import MemoryMeter
 CURVE_POINTS = 60
 #: Least seconds between two reports of progress.
 REPORT_EVERY = 2.0
+#: Least seconds between two checkpoints, and from the end of one to the next over the seconds that it took, if their
+#: interval is not given: a checkpoint of a small model takes 0.1 s, one of 30 GB to an object store minutes.
+CHECKPOINT_EVERY, CHECKPOINT_SHARE = 30.0, 20
 #: Seconds between two checks of whether a checkpoint is due or the cell is to stop: a sixtieth of a cell of eight days
 #: is three hours.
 CHECK_EVERY = 1.0
@@ -58,7 +61,7 @@ def train(
     rank_info: RankInfo | None = None,
     rendezvous: Rendezvous | None = None,
     checkpoints: str | Path | None = None,
-    checkpoint_every: float = 10.0,
+    checkpoint_every: float | None = None,
     weights: Keep | None = None,
     evaluations: int = 4,
     diagnostics: Sequence[Diagnostic] = (),
@@ -72,7 +75,8 @@ def train(
     - `data_root`: folder or URI of the packed token stores; a missing store is packed there.
     - `layout`, `rank_info`: one rank by default, or as torchrun started this process.
     - `rendezvous`: the open port of rank 0; None on other ranks.
-    - `checkpoints`: folder or URI of this cell's checkpoints, one every `checkpoint_every` seconds.
+    - `checkpoints`: folder or URI of this cell's checkpoints, one every `checkpoint_every` seconds; by default as often
+      as takes a twentieth of the time, and at most one in `CHECKPOINT_EVERY` seconds.
     - `weights`: destination of the final weights as a HuggingFace folder; ignored if HuggingFace has no such model.
     - `evaluations`: number of evaluations on the validation set, evenly spaced, the last one at the last step.
     - `diagnostics`: measured before the first step and at each evaluation, with no effect on training.
@@ -194,7 +198,7 @@ class _Training:
     damaged: set[str]
     meter: MemoryMeter
     storage: Folder | None
-    checkpoint_every: float
+    checkpoint_every: float | None
     report: Callable[[Progress], None] | None
     interrupted: Callable[[], bool]
     probe: Probe | None = None
@@ -224,6 +228,7 @@ class _Training:
             start = time.perf_counter()
             state.start = self.probe.measures()
             state.train_seconds += time.perf_counter() - start
+        interval = CHECKPOINT_EVERY if self.checkpoint_every is None else self.checkpoint_every
         last_checkpoint = last_report = time.monotonic()
         stride = 1
         while state.step < steps and reason is None:
@@ -237,7 +242,7 @@ class _Training:
                 self._evaluate()
             now = time.monotonic()
             if reason is None and state.step < steps:
-                is_due = now - last_checkpoint > self.checkpoint_every
+                is_due = now - last_checkpoint > interval
                 stride = next_stride(stride, state.step - first_step, seconds)
                 broken = not self.is_finite or self.engine.skipped_steps > 0
                 broken, ends, due, stride = self._values_of_rank_0(broken, self.interrupted(), is_due, stride)
@@ -246,6 +251,8 @@ class _Training:
                 elif self.storage is not None and (ends or due):
                     self._save()
                     last_checkpoint = time.monotonic()
+                    if self.checkpoint_every is None:
+                        interval = max(CHECKPOINT_EVERY, CHECKPOINT_SHARE * (last_checkpoint - now))
                 if ends and reason is None:
                     self._finish_save()
                     raise InterruptedTrainingError(f"stopped at step {state.step}")

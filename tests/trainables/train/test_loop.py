@@ -23,6 +23,7 @@ from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.model.family import family
+from trainables.train import loop
 from trainables.train.loop import dropout_seed, next_stride, train
 
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=3000, validation_sequences=50)
@@ -211,6 +212,19 @@ def test_many_cells_in_one_process_leave_nothing_open(root):
         held.append((process.num_fds(), process.num_threads()))
     # The first cells import what they need.
     assert all(last - early < (cells - 2) / 2 for last, early in zip(held[-1], held[1], strict=True)), held
+
+
+@pytest.mark.parametrize(("share", "saves"), [(0, STEPS - 1), (1e6, 1)])
+def test_slow_checkpoints_are_made_less_often(root, tmp_path, monkeypatch, share, saves):
+    counted = []
+    save = loop._Training._save
+    monkeypatch.setattr(loop, "CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr(loop, "CHECKPOINT_SHARE", share)
+    monkeypatch.setattr(loop, "next_stride", lambda *_: 1)
+    monkeypatch.setattr(loop._Training, "_save", lambda training: counted.append(save(training)))
+    result = train(cell(), data_root=root, checkpoints=tmp_path, evaluations=1)
+    assert result.status == "done"
+    assert len(counted) == saves
 
 
 def test_masks_are_a_function_of_seed_step_and_group():

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from study.errors import SpecError
-from study.spec.bounded_yaml import BoundedLoader, yaml_problem
+from study.spec.spec_loader import load_yaml, yaml_problem
 
 #: Keys and list indices from the top of the document.
 KeyPath = tuple[str | int, ...]
@@ -120,9 +120,9 @@ def read(name: str) -> ClusterFile:
     """
     try:
         text = Path(name).read_text(encoding="utf-8")
+        document = load_yaml(text, yaml.SafeLoader)
         # The first entry of a path wins: the file's own keys come before those merged in by `<<`.
-        lines = dict(reversed(list(_lines(yaml.compose(text, Loader=BoundedLoader), ()))))
-        document = yaml.load(text, Loader=BoundedLoader)
+        lines = dict(reversed(list(_lines(yaml.compose(text, Loader=yaml.SafeLoader), ()))))
     except (FileNotFoundError, IsADirectoryError) as error:
         raise SpecError(
             f"there is no cluster file {name}; give a path such as cluster/aws.yaml, relative to this folder."

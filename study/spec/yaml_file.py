@@ -12,12 +12,16 @@ from typing import Any
 import yaml
 
 from study.errors import SpecError
-from study.spec.bounded_yaml import MOST_CHARACTERS, MOST_DIGITS, MOST_LEVELS, SpecLoader, yaml_problem
 from study.spec.messages import show
 from study.spec.search import SECTIONS, search_tag
+from study.spec.spec_loader import SpecLoader, load_yaml, yaml_problem
 from trainables.data.kind import KINDS
 from trainables.errors import did_you_mean, shortened
 
+#: The longest spec that makes sense is a table of 10,000 learning rates.
+MOST_BYTES = 2_000_000
+#: Levels of a key in an override.
+MOST_LEVELS = 50
 #: Setting the key on the left removes the keys on the right: they exclude one another, or belong to what was replaced.
 _REPLACES: dict[str, tuple[str, ...]] = {
     "training.steps": ("training.tokens",),
@@ -51,8 +55,8 @@ def read(source: str) -> tuple[str, dict[str, Any]]:
     try:
         if not path.is_file():
             raise SpecError(_no_such_spec(origin, path, names))
-        if path.stat().st_size > 4 * MOST_CHARACTERS:
-            raise SpecError(f"{origin} has more than {MOST_CHARACTERS:,} characters, so it is no spec.")
+        if path.stat().st_size > MOST_BYTES:
+            raise SpecError(f"{origin} has more than {MOST_BYTES:,} bytes, so it is no spec.")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise SpecError(
@@ -75,7 +79,7 @@ def _no_such_spec(source: str, path: Path, names: Sequence[str]) -> str:
 
 def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
-        value = yaml.load(text, Loader=SpecLoader)
+        value = load_yaml(text)
     except yaml.YAMLError as error:
         raise SpecError(f"{origin} is not YAML{yaml_problem(error)}.") from error
     if not isinstance(value, dict):
@@ -124,7 +128,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
     try:
         if _is_literal(value):
             return key, value.strip()
-        return key, yaml.load(value, Loader=SpecLoader)
+        return key, load_yaml(value)
     except yaml.YAMLError as error:
         raise SpecError(f"the value of `{shown}` is not YAML: {yaml_problem(error, place=False)}.") from error
 
@@ -212,7 +216,7 @@ def _assign(result: dict[str, Any], key: str, value: Any) -> None:
     here: Any = result
     for depth, part in enumerate(parts):
         done = shortened(".".join(parts[:depth]), 120)
-        is_number = part.isdecimal() and len(part) <= MOST_DIGITS
+        is_number = re.fullmatch(r"\d{1,9}", part) is not None
         if isinstance(here, list):
             if not is_number or int(part) >= len(here):
                 raise SpecError(

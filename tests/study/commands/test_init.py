@@ -8,7 +8,7 @@ import yaml
 
 from study.commands import init as module
 from study.plan import make_plan
-from study.spec.bounded_yaml import SpecLoader
+from study.spec.spec_loader import SpecLoader
 from study.spec.study import load_spec
 
 

@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 import yaml
 
-from study.spec.bounded_yaml import SpecLoader
 from study.spec.schema import HEADINGS, json_schema, reference
+from study.spec.spec_loader import SpecLoader
 from study.spec.study import StudySpec
 from study.spec.yaml_file import preset_names
 from trainables.data.kind import KINDS

@@ -116,6 +116,9 @@ def _mistake(
             return f"`{path}.{discriminator}` is missing", f"allowed: {', '.join(tags)}"
         case "union_tag_invalid":
             path, value = f"{path}.{discriminator}", context["tag"]
+        case "string_pattern_mismatch" if path in model.model_fields:
+            allowed = str(model.model_fields[path].description).partition(";")[0]
+            return f"`{path}` is {show(value)}", f"allowed: {allowed}"
     subject = f"`{path or 'the spec'}` is {show(value)}"
     expected = context.get("expected", context.get("expected_tags"))
     if expected is None:

@@ -79,6 +79,10 @@ class TableRate(Section):
 
 def _fixed(value: Any) -> Any:
     """Read a bare number as the same rate for every shape."""
+    if isinstance(value, str):
+        raise ValueError(
+            f"{shortened(value)!r} is no rate; write a number such as 0.01, or `rule: width` with its keys"
+        )
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return {"rule": "fixed", "value": value} if is_number else value
 

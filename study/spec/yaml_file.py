@@ -71,9 +71,10 @@ def _no_such_spec(source: str, path: Path, names: Sequence[str]) -> str:
     listed = f"Presets: {', '.join(names)}."
     if path.is_dir():
         return f"{source} is a folder; name the YAML file in it, or a preset. {listed}"
+    beside = [str(found) for found in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    hint = did_you_mean(source, [*names, *beside]) or "."
     if path.suffix in {".yaml", ".yml"} or len(path.parts) > 1:
-        return f"There is no file {source}. Give the path of a YAML file, or a preset. {listed}"
-    hint = did_you_mean(source, names) or "."
+        return f"There is no file {source}{hint} Give the path of a YAML file, or a preset. {listed}"
     return f"There is no preset and no file named {source}{hint} {listed}"
 
 
@@ -83,9 +84,10 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise SpecError(f"{origin} is not YAML{yaml_problem(error)}.") from error
     if not isinstance(value, dict):
-        found = "empty" if value is None else f"a {type(value).__name__}"
+        found = "is empty" if value is None else "has no keys"
         raise SpecError(
-            f"{origin} is {found}; a spec is a mapping with keys such as `name`, `data`, `frontier`."
+            f"{origin} {found}; a spec is a YAML file with keys such as `data` and `frontier`. The name of a "
+            "run table ends in .csv, .jsonl or .parquet."
         )
     return value
 

@@ -43,7 +43,7 @@ class StudySpec(Section):
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         max_length=100,
-        description="letters, digits, `.`, `_`, `-`, first a letter or a digit; names the results folder and the MLflow "
+        description="letters, digits, `.`, `_`, `-`, first a letter or digit; names the results folder and the MLflow "
         "experiment",
     )
     description: str = Field(default="", description="one line for lists of studies")

@@ -15,8 +15,8 @@ import yaml
 
 from study import cli
 from study.cluster.check import check
-from study.cluster.prices import Pool, prices
-from study.cluster.study_price import PROCESS_SHARE, resources
+from study.cluster.prices import prices
+from study.cluster.study_price import PROCESS_SHARE, detected_resources
 from study.cluster.view import about
 from study.errors import SpecError
 from study.spec.devices import DEVICES
@@ -501,8 +501,7 @@ def test_the_table_agrees_with_ec2_and_with_ray():
         assert machine.cpus == real["VCpuInfo"]["DefaultVCpus"]
         assert machine.memory_gib == real["MemoryInfo"]["SizeInMiB"] // 1024
         assert machine.gpus == (Gpus.get_ec2_instance_num_accelerators(name, INSTANCE_TYPES) or 0)
-        pool = Pool("x", "x", name, 1, False, machine, machine.hour)
-        offered = {key for key in resources(pool, {}) if key.startswith("accelerator_type:")}
+        offered = {key for key in detected_resources(machine) if key.startswith("accelerator_type:")}
         kind = Gpus.get_ec2_instance_accelerator_type(name, INSTANCE_TYPES)
         assert offered == ({f"accelerator_type:{kind}"} if kind else set())
         assert DEVICES[machine.device].is_gpu == bool(machine.gpus)

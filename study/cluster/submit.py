@@ -40,6 +40,9 @@ STUDY_KEY = "interplay_study"
 #: The token of this machine, used without a cluster file.
 TOKEN = Path("~/.ray/interplay-token")
 STOPPED = 130
+#: Time limit for a head that has just started: its dashboard answers before it can start jobs (ray 2.60).
+AGENT_SECONDS = 60.0
+NO_AGENT = "status code 500: No available agent to submit job"
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ def submit(
         with connect(file, address) as cluster:
             with console.status("sending the study"):
                 _refuse_second_driver(cluster, spec.name)
-                job = cluster.client.submit_job(
+                job = _submit_once_ready(
+                    cluster.client,
                     entrypoint=entrypoint,
                     runtime_env={"working_dir": scratch} if any(Path(scratch).iterdir()) else {},
                     metadata={STUDY_KEY: spec.name},
@@ -98,6 +102,18 @@ def submit(
                 return _follow(cluster, job, console)
             _print_commands(console, cluster, job)
             return 0
+
+
+def _submit_once_ready(client: Any, **job: Any) -> str:
+    """Submit a job and return its id; try again for `AGENT_SECONDS` while the head has no agent for it."""
+    deadline = time.monotonic() + AGENT_SECONDS
+    while True:
+        try:
+            return str(client.submit_job(**job))
+        except RuntimeError as error:
+            if NO_AGENT not in str(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(1)
 
 
 def jobs(file: str | None, address: str | None) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from study.cluster.cluster_file import ClusterFile, need, read
@@ -45,8 +46,8 @@ class Checked:
 
 def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> Checked:
     """Check a cluster file and, with a spec, whether it fits; SpecError if one cannot be read."""
-    if overrides and spec is None:
-        raise SpecError("--set changes a spec, and none is given; write the spec after the file.")
+    if spec is not None and "=" in spec and not Path(spec).is_file():
+        raise SpecError(f"`{spec}` overrides a key of a spec, and none is given; write the spec before it.")
     file = read(name)
     if file.provider not in PROVIDERS:
         raise SpecError(

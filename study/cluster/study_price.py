@@ -161,7 +161,7 @@ def _check_device(file: ClusterFile, spec: StudySpec, pool: Pool) -> None:
     file.error(
         (_TYPES, pool.node_type, "node_config", "InstanceType"),
         f"the study {spec.name} is planned for {planned}, and {pool.machine} has {held}, which Ray cannot "
-        f"distinguish; add `--set resources.device={held}`{fix}",
+        f"distinguish; add `resources.device={held}`{fix}",
     )
 
 

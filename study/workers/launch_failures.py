@@ -66,7 +66,7 @@ def message(name: str, failing: LaunchFailure, now: float, limits: AutoscalerLim
         f"No machine of type {name}{f' ({machine})' if machine else ''} could be started for "
         f"{duration(now - failing.since)}; the head has the cloud's reason in {AUTOSCALER_LOG}. Cells that need one "
         f"wait, the others continue, and Ray keeps trying; it takes no other pool by itself (`resources.pool` is "
-        f"{pool!r}). To change it, stop the study (nothing is lost) and run it with --set resources.pool=NAME (others "
+        f"{pool!r}). To change it, stop the study (nothing is lost) and run it with resources.pool=NAME (others "
         f"of this cluster: {others}), or give the cluster more zones or another machine type and run `ray up` again."
     )
 

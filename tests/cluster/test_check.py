@@ -480,6 +480,23 @@ def test_the_text_has_one_line_per_finding_and_the_source_of_the_prices(laptop, 
     assert "about $" in out
 
 
+def test_the_keys_of_a_spec_are_overridden_by_arguments(laptop, capsys, monkeypatch):
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["interplay", "cluster", "check", str(aws(laptop)), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, capsys.readouterr()
+
+    status, printed = run("quickstart", "resources.pool=cpu", "training.seeds=1", "--json")
+    assert status == 0
+    study = json.loads(printed.out)["price"]["study"]
+    assert [option["pool"] for option in study["options"]] == ["cpu"]
+    assert study["cells"] < check(str(aws(laptop)), "quickstart").study.cells
+    status, printed = run("resources.pool=cpu")
+    assert status == 2
+    assert "`resources.pool=cpu` overrides a key of a spec, and none is given" in printed.err
+
+
 @pytest.mark.parametrize(
     ("dollars", "text"),
     [

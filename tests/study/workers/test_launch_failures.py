@@ -45,7 +45,7 @@ def test_the_message_names_the_pool_and_what_to_change():
     text = message("spot", LaunchFailure(0, 800, 700), 720, AutoscalerLimits(kinds, 5), "spot")
     assert "No machine of type spot (g6.xlarge) could be started for 12 min; " in text
     assert "`resources.pool` is 'spot'" in text
-    assert "--set resources.pool=NAME (others of this cluster: on_demand, wide)" in text
+    assert "run it with resources.pool=NAME (others of this cluster: on_demand, wide)" in text
 
 
 def test_a_study_hears_of_the_machines_it_waits_for_alone():

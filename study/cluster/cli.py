@@ -35,8 +35,7 @@ def check_verb(
     ] = False,
 ) -> None:
     """Find mistakes in a cluster file before they cost money, and price a study. Uses no network."""
-    from study.cluster.check import check
-    from study.cluster.view import check_view
+    from study.cluster.check import check, check_view
 
     checked = check(file, spec, changes or ())
     if as_json:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,18 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from study.cluster.check import option_text
 from study.cluster.cluster_file import ADDRESS, ClusterFile, need, read
 from study.cluster.prices import pools
 from study.cluster.rules import AWS_METADATA, check_metadata
 from study.cluster.study_price import price_study
 from study.cluster.token import read_token
 from study.cluster.tunnel import open_tunnel
-from study.cluster.view import option_text
 from study.errors import SpecError
 from study.plan.plan import make_plan
+from study.plan.table import duration
 from study.spec import yaml_file
 from study.spec.study import StudySpec, load_spec
 from trainables.errors import did_you_mean
@@ -134,6 +136,19 @@ def jobs(file: str | None, address: str | None) -> list[dict[str, Any]]:
         }
         for job in sorted(found, key=lambda job: -(job.start_time or 0))
     ]
+
+
+def jobs_view(records: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Lay out the records of jobs, one per line."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("job", "study", "status", "started", "ran for"):
+        table.add_column(title, no_wrap=True)
+    for job in records:
+        started, ended = job["started"], job["ended"] or time.time()
+        when = "" if started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
+        ran = "" if started is None else duration(ended - started)
+        table.add_row(job["job"], job["study"] or "", job["status"].lower(), when, ran)
+    return table if records else Text("No job was submitted to this cluster.")
 
 
 def logs(job: str, file: str | None, address: str | None) -> int:

@@ -24,8 +24,9 @@ from ray.job_submission import JobDetails
 from rich.console import Console
 
 from study import cli
+from study.cluster import connection
 from study.cluster import submit as submitting
-from study.cluster.tunnel import answers, open_tunnel
+from study.cluster.connection import answers, open_tunnel
 from study.errors import SpecError
 from study.spec.study import load_spec
 from tests.environment import environment_without
@@ -471,7 +472,7 @@ def test_a_lost_connection_is_an_error_with_the_command_that_follows_the_job():
 @pytest.fixture
 def no_tunnel(tmp_path, monkeypatch):
     """A laptop on which no tunnel may be opened."""
-    monkeypatch.setattr(submitting, "open_tunnel", lambda *_: pytest.fail("a tunnel was opened"))
+    monkeypatch.setattr(connection, "open_tunnel", lambda *_: pytest.fail("a tunnel was opened"))
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)

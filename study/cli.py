@@ -234,10 +234,9 @@ def submit(
 def jobs(cluster: ClusterOption = None, address: AddressOption = None, as_json: JsonOption = False) -> None:
     """List the jobs of a cluster: study, status and times."""
     from study.cluster import submit as verb
-    from study.cluster.view import jobs_view
 
     records = verb.jobs(cluster, address)
-    show(records, jobs_view(records), as_json=as_json)
+    show(records, verb.jobs_view(records), as_json=as_json)
 
 
 @app.command()

@@ -2,14 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from study.cluster.cluster_file import ClusterFile, need, read
-from study.cluster.prices import Pool, hour, pools
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from study.cluster.cluster_file import ClusterFile, Finding, need, read
+from study.cluster.prices import Pool, hour, instance_type, pools, prices
 from study.cluster.rules import check_any, check_aws, check_local
 from study.cluster.schema import check_schema
-from study.cluster.study_price import StudyPrice, price_study
+from study.cluster.study_price import Option, StudyPrice, price_study
 from study.errors import SpecError
+from study.plan.table import duration
 
 #: Values of `provider.type` that this command supports, and their rules.
 PROVIDERS = {"aws": check_aws, "local": check_local}
@@ -45,8 +51,8 @@ class Checked:
 
 def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> Checked:
     """Check a cluster file and, with a spec, whether it fits; SpecError if one cannot be read."""
-    if overrides and spec is None:
-        raise SpecError("--set changes a spec, and none is given; write the spec after the file.")
+    if spec is not None and "=" in spec and not Path(spec).is_file():
+        raise SpecError(f"`{spec}` overrides a key of a spec, and none is given; write the spec before it.")
     file = read(name)
     if file.provider not in PROVIDERS:
         raise SpecError(
@@ -61,3 +67,72 @@ def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> 
     file.errors.sort()
     file.warnings.sort()
     return Checked(file, hour(file, file.head), found, study)
+
+
+def check_view(checked: Checked) -> RenderableType:
+    """Lay out the findings, one per line, then the prices."""
+    file = checked.file
+    lines: list[RenderableType] = [_line("error", "bold red", found) for found in file.errors]
+    lines += [_line("warning", "yellow", found) for found in file.warnings]
+    lines += [Text.assemble(("note: ", "bold"), f"{note}.") for note in file.notes]
+    if checked.pools or checked.head_hour:
+        lines += [Text(), _prices(checked)]
+    if checked.study and checked.study.options:
+        lines += [Text(), *_study(checked.study)]
+    if checked.head_hour:
+        table = prices()
+        lines.append(
+            Text(
+                f"Prices: {table.region}, {table.date}, with disks, without start-up time, tax and traffic. Spot is "
+                f"assumed to cost {table.spot_share:.0%} of on demand. Current prices: {table.page}",
+                style="dim",
+            )
+        )
+    verdict = Text(f"{file.name} can be used.", style="bold green")
+    if count := len(file.errors):
+        verdict = Text(f"{file.name} has {count} error{'s' if count > 1 else ''}.", style="bold red")
+    return Group(*lines, Text(), verdict)
+
+
+def about(dollars: float) -> str:
+    """Write a sum of money with two digits, the precision of the estimate."""
+    if 0 < dollars < 0.01:
+        return "1 cent"
+    if dollars >= 100:
+        digits = len(str(int(dollars))) - 2
+        return f"${round(dollars, -digits):,.0f}"
+    return f"${dollars:.2g}" if dollars >= 10 else f"${dollars:.2f}"
+
+
+def option_text(option: Option) -> str:
+    """Machines, time and price of a study on one pool."""
+    money = "unknown price" if option.dollars is None else f"about {about(option.dollars)} with the head"
+    time = duration(option.hours * 3600)
+    return f"on {option.pool} alone, {option.machines} x {option.machine}: {time}, {money}"
+
+
+def _line(kind: str, style: str, found: Finding) -> Text:
+    where = f"line {found.line}" + (f", {found.path}" if found.path else "")
+    return Text.assemble((f"{kind}: ", style), (where, "bold"), f": {found.message}.")
+
+
+def _prices(checked: Checked) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("pool", "machine", "maximum", "one, per hour", "all, per hour"):
+        table.add_column(title, justify="left" if title in ("pool", "machine") else "right")
+    if checked.head_hour:
+        one = f"about {about(checked.head_hour)}"
+        table.add_row("head", instance_type(checked.file, checked.file.head), "1", one, "until `ray down`")
+    for pool in checked.pools:
+        one = f"about {about(pool.hour)}" if pool.hour else "unknown"
+        every = f"about {about(pool.hour * pool.most)}" if pool.hour else ""
+        table.add_row(pool.name, f"{pool.machine}{', spot' if pool.spot else ''}", str(pool.most), one, every)
+    return table
+
+
+def _study(study: StudyPrice) -> list[Text]:
+    lines = [
+        f"{study.study}: {study.cells} cells, {study.device_hours:,.3g} device-hours in total (estimated)"
+    ]
+    lines += [f"  {option_text(option)}" for option in study.options]
+    return [Text(line) for line in lines]

@@ -24,18 +24,20 @@ def check_verb(
         str | None,
         typer.Argument(metavar="[SPEC]", help="also check that this study fits, and estimate its price"),
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of SPEC")
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="override keys of SPEC: training.seeds=5", show_default=False
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="one JSON document on stdout and nothing else")
     ] = False,
 ) -> None:
     """Find mistakes in a cluster file before they cost money, and price a study. Uses no network."""
-    from study.cluster.check import check
-    from study.cluster.view import check_view
+    from study.cluster.check import check, check_view
 
-    checked = check(file, spec, overrides or ())
+    checked = check(file, spec, changes or ())
     if as_json:
         print(json.dumps(checked.to_json(), indent=2, allow_nan=False))
     else:

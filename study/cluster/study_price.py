@@ -1,16 +1,22 @@
 """Check that a study fits the machines of a cluster file, and estimate its price on them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from study.cluster.cluster_file import ClusterFile
-from study.cluster.prices import Pool, hour, prices
+from study.cluster.prices import InstanceType, Pool, hour, instance_type, prices
 from study.plan.plan import Plan, make_plan, wall_seconds
 from study.spec.devices import DEVICES
+from study.spec.resources import ResourcesSection
 from study.spec.study import StudySpec, load_spec, studies
-from study.workers.machines import ACCELERATOR, Promised, Slots, check_capacity, machines, marks, room
+from study.workers.machines import (
+    ACCELERATOR,
+    AutoscalerLimits,
+    Capacity,
+    Machine,
+    capacity,
+)
 from trainables.errors import InputError
 
 #: Share of a machine's memory that Ray gives to processes; the rest is its object store (ray 2.60).
@@ -85,7 +91,9 @@ def _one_after_the_other(several: Sequence[Option]) -> Option:
 
 def _price(file: ClusterFile, pools: Sequence[Pool], spec: StudySpec) -> StudyPrice | None:
     try:
-        plan, slots = _plan(spec, file, [pool for pool in pools if pool.what is not None])
+        found = capacity_of(file, pools, spec.resources)
+        plan = make_plan(spec, room=found.room)
+        found.check({planned.layout for planned in plan.main})
     except InputError as error:
         wanted = spec.resources.pool
         if unknown := {pool.machine for pool in pools if pool.what is None and wanted in ("any", pool.name)}:
@@ -95,46 +103,52 @@ def _price(file: ClusterFile, pools: Sequence[Pool], spec: StudySpec) -> StudyPr
         else:
             file.error((_TYPES,), f"the study {spec.name} does not fit: {str(error).rstrip('.')}")
         return None
+    if found.slots.devices > found.held:
+        file.warning(
+            (_TYPES,),
+            f"`resources.slots` of {spec.name} is {found.slots.devices}, and the machines hold {found.held} of its "
+            "ranks at a time; raise `max_workers`, or lower the slots",
+        )
     options = []
     for pool in pools:
-        ranks = slots.ranks_on(resources(pool, {pool.name: 1})) if pool.what else 0
-        if ranks:
+        if pool.what and (ranks := found.slots.ranks_on(_machine(file, pool.node_type, pool.what))):
             _check_device(file, spec, pool)
-            options.append(_option(file, plan, slots, pool, ranks))
+            options.append(_option(file, plan, found, pool, ranks))
     return StudyPrice(spec.name, plan.cell_count, plan.device_hours, tuple(options))
 
 
-def resources(pool: Pool, file_resources: Mapping[str, Any]) -> dict[str, float]:
-    """Resources of one machine of a pool by Ray's names: those of its type, as Ray fills them in, and the file's."""
-    filled: dict[str, float] = {}
-    if pool.what is not None:
-        filled = {"CPU": pool.what.cpus, "memory": pool.what.memory_gib * 2**30 * PROCESS_SHARE}
-        if pool.what.gpus:
-            filled |= {"GPU": pool.what.gpus, f"{ACCELERATOR}{DEVICES[pool.what.device].accelerator}": 1}
-    return filled | {key: value for key, value in file_resources.items() if isinstance(value, int)}
+def capacity_of(file: ClusterFile, pools: Sequence[Pool], resources: ResourcesSection) -> Capacity:
+    """Return the capacity that the driver will find on the head, as far as the table has the machines.
+
+    Raises:
+        SpecError: the driver will refuse the study.
+    """
+    kinds = {
+        pool.node_type: {
+            "resources": _machine(file, pool.node_type, pool.what).resources,
+            "max_workers": pool.most,
+        }
+        for pool in pools
+        if pool.what
+    }
+    head = _machine(file, file.head, prices().types.get(instance_type(file, file.head)))
+    return capacity([head], AutoscalerLimits(kinds, file.most), resources)
 
 
-def _plan(spec: StudySpec, file: ClusterFile, pools: Sequence[Pool]) -> tuple[Plan, Slots]:
-    kinds = {}
-    for pool in pools:
-        offered = resources(pool, file.mapping(_TYPES, pool.node_type, "resources"))
-        kinds[pool.node_type] = {"resources": offered, "max_workers": pool.most}
-    found = machines([], Promised(kinds, file.most))
-    wanted = spec.resources
-    asked = 0 if wanted.slots == "auto" else wanted.slots
-    marked = marks(DEVICES[wanted.device], wanted.pool, found)
-    slots = Slots(asked, wanted.cpus_per_trial, wanted.gpus_per_trial, marked)
-    has = room(found, slots)
-    slots = replace(slots, devices=asked or has.devices)
-    if asked > has.devices:
-        file.warning(
-            (_TYPES,),
-            f"`resources.slots` of {spec.name} is {asked}, and the machines hold {has.devices} of its ranks at a time; "
-            "raise `max_workers`, or lower the slots",
-        )
-    plan = make_plan(spec, room=replace(has, devices=slots.devices))
-    check_capacity(slots, {planned.layout for planned in plan.main}, [machine.resources for machine in found])
-    return plan, slots
+def _machine(file: ClusterFile, node_type: str, what: InstanceType | None) -> Machine:
+    own = file.mapping(_TYPES, node_type, "resources")
+    numbers = {name: amount for name, amount in own.items() if isinstance(amount, int)}
+    return Machine(detected_resources(what) | numbers, kind=node_type)
+
+
+def detected_resources(what: InstanceType | None) -> dict[str, float]:
+    """Resources of a machine by Ray's names, as Ray fills them in from EC2's data; none of an unknown machine."""
+    if what is None:
+        return {}
+    found: dict[str, float] = {"CPU": what.cpus, "memory": what.memory_gib * 2**30 * PROCESS_SHARE}
+    if what.gpus:
+        found |= {"GPU": what.gpus, f"{ACCELERATOR}{DEVICES[what.device].accelerator}": 1}
+    return found
 
 
 def _check_device(file: ClusterFile, spec: StudySpec, pool: Pool) -> None:
@@ -147,15 +161,15 @@ def _check_device(file: ClusterFile, spec: StudySpec, pool: Pool) -> None:
     file.error(
         (_TYPES, pool.node_type, "node_config", "InstanceType"),
         f"the study {spec.name} is planned for {planned}, and {pool.machine} has {held}, which Ray cannot "
-        f"distinguish; add `--set resources.device={held}`{fix}",
+        f"distinguish; add `resources.device={held}`{fix}",
     )
 
 
-def _option(file: ClusterFile, plan: Plan, slots: Slots, pool: Pool, ranks: int) -> Option:
-    count = min(pool.most, math.ceil(slots.devices / ranks))
+def _option(file: ClusterFile, plan: Plan, found: Capacity, pool: Pool, ranks: int) -> Option:
+    count = min(pool.most, math.ceil(found.slots.devices / ranks))
     work = [(plan.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in plan.main]
     longest = max((p.seconds for p in plan.main), default=0.0)
-    hours = max(wall_seconds(work, max(1, min(slots.devices, count * ranks))), longest) / 3600
+    hours = max(wall_seconds(work, max(1, min(found.slots.devices, count * ranks))), longest) / 3600
     head = hour(file, file.head)
     dollars = None if pool.hour is None or head is None else hours * (count * pool.hour + head)
     return Option(pool.name, pool.machine, count, hours, dollars)

@@ -1,59 +1,41 @@
 """`interplay submit`, `jobs`, `logs` and `stop`: studies as Ray jobs on a cluster."""
 
 import asyncio
-import logging
-import os
-import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from study.cluster.cluster_file import ADDRESS, ClusterFile, need, read
+from study.cluster.check import option_text
+from study.cluster.cluster_file import ClusterFile, need, read
+from study.cluster.connection import Cluster, connect
 from study.cluster.prices import pools
 from study.cluster.rules import AWS_METADATA, check_metadata
 from study.cluster.study_price import price_study
-from study.cluster.token import read_token
-from study.cluster.tunnel import open_tunnel
-from study.cluster.view import option_text
 from study.errors import SpecError
 from study.plan.plan import make_plan
+from study.plan.table import duration
 from study.spec import yaml_file
 from study.spec.study import StudySpec, load_spec
 from trainables.errors import did_you_mean
 
 #: Key of the study's name in a job's metadata.
 STUDY_KEY = "interplay_study"
-#: The token of this machine, used without a cluster file.
-TOKEN = Path("~/.ray/interplay-token")
 STOPPED = 130
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A reachable cluster."""
-
-    client: Any
-    """Ray's `JobSubmissionClient`."""
-    options: tuple[str, ...]
-    """The options that name the cluster on the command line."""
-
-    def command(self, verb: str, job: str) -> str:
-        """A shell command about a job."""
-        return shlex.join(["interplay", verb, job, *self.options])
+#: Time limit for a head that has just started: its dashboard answers before it can start jobs (ray 2.60).
+AGENT_SECONDS = 60.0
+NO_AGENT = "status code 500: No available agent to submit job"
 
 
 def submit(
@@ -87,7 +69,8 @@ def submit(
         with connect(file, address) as cluster:
             with console.status("sending the study"):
                 _refuse_second_driver(cluster, spec.name)
-                job = cluster.client.submit_job(
+                job = _submit_once_ready(
+                    cluster.client,
                     entrypoint=entrypoint,
                     runtime_env={"working_dir": scratch} if any(Path(scratch).iterdir()) else {},
                     metadata={STUDY_KEY: spec.name},
@@ -98,6 +81,18 @@ def submit(
                 return _follow(cluster, job, console)
             _print_commands(console, cluster, job)
             return 0
+
+
+def _submit_once_ready(client: Any, **job: Any) -> str:
+    """Submit a job and return its id; try again for `AGENT_SECONDS` while the head has no agent for it."""
+    deadline = time.monotonic() + AGENT_SECONDS
+    while True:
+        try:
+            return str(client.submit_job(**job))
+        except RuntimeError as error:
+            if NO_AGENT not in str(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(1)
 
 
 def jobs(file: str | None, address: str | None) -> list[dict[str, Any]]:
@@ -118,6 +113,19 @@ def jobs(file: str | None, address: str | None) -> list[dict[str, Any]]:
         }
         for job in sorted(found, key=lambda job: -(job.start_time or 0))
     ]
+
+
+def jobs_view(records: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Lay out the records of jobs, one per line."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("job", "study", "status", "started", "ran for"):
+        table.add_column(title, no_wrap=True)
+    for job in records:
+        started, ended = job["started"], job["ended"] or time.time()
+        when = "" if started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
+        ran = "" if started is None else duration(ended - started)
+        table.add_row(job["job"], job["study"] or "", job["status"].lower(), when, ran)
+    return table if records else Text("No job was submitted to this cluster.")
 
 
 def logs(job: str, file: str | None, address: str | None) -> int:
@@ -238,89 +246,6 @@ def _check(
         console.print(Text.assemble(("warning: ", "yellow"), f"{warning.message}."), soft_wrap=True)
     for option in price.options if price else ():
         console.print(Text(f"Estimated {option_text(option)}."), soft_wrap=True)
-
-
-@contextmanager
-def connect(file: str | None, address: str | None) -> Iterator[Cluster]:
-    """Connect to the cluster of a file, through a tunnel if no address is given.
-
-    Without a file, the address is that of RAY_API_SERVER_ADDRESS or of `ray dashboard`, and the token that of
-    RAY_AUTH_TOKEN_PATH or of this machine. Errors of Ray's client in the block become SpecErrors.
-
-    Raises:
-        SpecError: the cluster does not answer, refuses the token or a request, or is no Ray cluster.
-    """
-    need("reaching a cluster", "aiohttp")
-    token = _default_token() if file is None else read(file).token
-    # Ray would read the token once per process, from the environment at that time.
-    headers = {} if token is None else {"Authorization": f"Bearer {read_token(token)}"}
-    options: tuple[str, ...] = () if file is None else ("--cluster", file)
-    with ExitStack() as stack:
-        # A tunnel has a session of its own: without the handlers it would outlive this process.
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            stack.callback(signal.signal, number, signal.signal(number, signal.default_int_handler))
-        # Ray's client logs a line per ignore file.
-        stack.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.WARNING)
-        if file is not None and address is None:
-            with Console().status(f"opening a tunnel to the head of {file}"):
-                address = stack.enter_context(open_tunnel(file))
-        else:
-            address = (address or os.environ.get("RAY_API_SERVER_ADDRESS") or ADDRESS).rstrip("/")
-            options += ("--address", address)
-        if not re.fullmatch(r"https?://[^/\s]+", address):
-            raise SpecError(f"--address {address} is not the address of a dashboard; write it as {ADDRESS}.")
-        # Both silently replace the client's address (ray 2.60); this process ends with the verb.
-        for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
-            os.environ.pop(name, None)
-        # The end of a tunnel is not behind a proxy.
-        os.environ["NO_PROXY"] = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
-        with _as_spec_errors(address, token, file):
-            from ray.job_submission import JobSubmissionClient
-
-            yield Cluster(JobSubmissionClient(address, headers=headers), options)
-
-
-def _default_token() -> Path | None:
-    """The token that the environment names, or that of this machine if it exists."""
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(named) if named else TOKEN.expanduser()
-    return path if named or path.is_file() else None
-
-
-@contextmanager
-def _as_spec_errors(address: str, token: Path | None, file: str | None) -> Iterator[None]:
-    """Turn the errors of Ray's client into one paragraph."""
-    import requests
-    from ray.exceptions import AuthenticationError
-
-    try:
-        yield
-    except SpecError:
-        raise
-    except AuthenticationError as error:
-        if file is not None:
-            fix = f"make one with `interplay cluster token {file}`, and copy it with `ray up {file}`"
-        else:
-            fix = "give the cluster's file with --cluster, or the token's with RAY_AUTH_TOKEN_PATH"
-        wrong = "there is no token here" if token is None else f"it refuses the token {token}"
-        raise SpecError(f"the cluster on {address} requires its token, and {wrong}; {fix}.") from error
-    except (ConnectionError, requests.RequestException) as error:
-        raise SpecError(
-            f"no cluster answers on {address} ({type(error).__name__}); `ray status` on the head shows its state. "
-            "`--cluster FILE` opens a tunnel to the head of a cluster file."
-        ) from error
-    except (RuntimeError, ValueError) as error:
-        # The server answers with a traceback; its last line is the reason.
-        reason = (str(error).rstrip(". \n") or type(error).__name__).splitlines()[-1]
-        if "returned 404" in reason:
-            reason = "it is no Ray dashboard; give another address, or the cluster's file with --cluster"
-        if too_large := re.search(r"Maximum request body size (\d+) exceeded", reason):
-            reason = (
-                f"the package is larger than {int(too_large[1]) / 1e6:,.0f} MB, the limit of Ray's dashboard; name "
-                "large files that the study does not need in .rayignore"
-            )
-        raise SpecError(f"the server on {address} refused the request: {reason}.") from error
 
 
 def _refuse_second_driver(cluster: Cluster, study: str) -> None:

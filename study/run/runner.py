@@ -4,7 +4,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +13,6 @@ from rich.text import Text
 from analysis.fit.document import Fit
 from analysis.runs.epochs import repeat_warning
 from study.plan import Plan, make_plan
-from study.plan.layouts import ClusterCapacity
 from study.plan.table import duration
 from study.results.answer import answer
 from study.run.console import Viewer
@@ -25,7 +24,6 @@ from study.run.tuner import run_cells
 from study.search import Source, make_search
 from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
 from study.search.source import DATABASE
-from study.spec.devices import DEVICES
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_recorded
 from study.tracking.mlflow_mirror import make_mirror
@@ -36,13 +34,12 @@ from study.tracking.study_paths import SPEC, StudyPaths, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table, study_of_rows
 from study.workers.launch_failures import report_launch_failures
 from study.workers.machines import (
-    Machine,
+    Capacity,
     Slots,
-    check_capacity,
+    awaited_machines,
+    capacity,
     check_devices,
-    cluster_machines,
-    marks,
-    room,
+    read_autoscaler_limits,
 )
 from study.workers.ray_session import joined_cluster, joins, private_ray
 from trainables.errors import InputError
@@ -83,7 +80,7 @@ def run_study(spec: StudySpec, results: Path, console: Console | None = None) ->
         open_storage(paths.checkpoints).check()
     with ExitStack() as stack:
         cluster = stack.enter_context(_cluster(spec, console)) if joins() else None
-        plan = make_plan(spec, room=cluster.capacity if cluster else None)
+        plan = make_plan(spec, room=cluster.room if cluster else None)
         stack.enter_context(paths.locked())
         recorded = paths.ledger.rows()
         check_owner(plan, paths, recorded)
@@ -102,7 +99,7 @@ class _Run:
         plan: Plan,
         paths: StudyPaths,
         recorded: Mapping[str, Row],
-        cluster: "_Cluster | None",
+        cluster: Capacity | None,
         console: Console,
         check_interrupt: Callable[[], None],
     ) -> None:
@@ -229,8 +226,7 @@ class _Run:
         """The slots of the cluster or of this machine, which are refused if they cannot hold all cells."""
         resources, layouts = self.spec.resources, {planned.layout for planned in self.plan.main}
         if self.cluster:
-            machines = [machine.resources for machine in self.cluster.machines]
-            check_capacity(self.cluster.slots, layouts, machines)
+            self.cluster.check(layouts)
             return self.cluster.slots
         slots = Slots(self.plan.slots, resources.cpus_per_trial, resources.gpus_per_trial)
         check_devices(slots, resources.device, layouts)
@@ -279,29 +275,15 @@ def copy_results(paths: StudyPaths, files: Sequence[Path], console: Console) -> 
     return name
 
 
-@dataclass(frozen=True)
-class _Cluster:
-    """The part of the joined cluster that the study may use."""
-
-    machines: Sequence[Machine]
-    slots: Slots
-    capacity: ClusterCapacity
-
-
 @contextmanager
-def _cluster(spec: StudySpec, console: Console) -> Iterator[_Cluster]:
+def _cluster(spec: StudySpec, console: Console) -> Iterator[Capacity]:
     """Join the cluster this process belongs to, and find what it has for the study, which must hold a rank."""
-    resources = spec.resources
     with ExitStack() as stack:
         with console.status("joining the cluster"):
-            stack.enter_context(joined_cluster(on_gpu=resources.gpus_per_trial > 0))
-            machines = cluster_machines(JOIN_SECONDS)
-        asked = 0 if resources.slots == "auto" else resources.slots
-        needed = marks(DEVICES[resources.device], resources.pool, machines)
-        slots = Slots(asked, resources.cpus_per_trial, resources.gpus_per_trial, needed)
-        found = room(machines, slots)
-        slots = replace(slots, devices=asked or found.devices)
-        yield _Cluster(machines, slots, replace(found, devices=slots.devices))
+            stack.enter_context(joined_cluster(on_gpu=spec.resources.gpus_per_trial > 0))
+            limits = read_autoscaler_limits()
+            live = awaited_machines(limits, JOIN_SECONDS)
+        yield capacity(live, limits, spec.resources)
 
 
 def _tally(recorder: Recorder, slots: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from study.plan.table import duration
 from study.spec.resources import ResourcesSection
-from study.workers.machines import Promised, promised
+from study.workers.machines import AutoscalerLimits, read_autoscaler_limits
 
 #: Seconds between two checks. Ray 2.60 retries a failed launch every five seconds, and forgets it soon after.
 POLL_SECONDS = 2.0
@@ -57,23 +57,23 @@ class LaunchFailures:
         return due
 
 
-def message(name: str, failing: LaunchFailure, now: float, promise: Promised, pool: str) -> str:
+def message(name: str, failing: LaunchFailure, now: float, limits: AutoscalerLimits, pool: str) -> str:
     """Return one paragraph: which machines cannot be started, and what to change."""
-    kind = promise.kinds.get(name, {})
+    kind = limits.kinds.get(name, {})
     machine = (kind.get("node_config") or {}).get("InstanceType")
-    others = ", ".join(sorted(other for other in promise.kinds if other != name)) or "none"
+    others = ", ".join(sorted(other for other in limits.kinds if other != name)) or "none"
     return (
         f"No machine of type {name}{f' ({machine})' if machine else ''} could be started for "
         f"{duration(now - failing.since)}; the head has the cloud's reason in {AUTOSCALER_LOG}. Cells that need one "
         f"wait, the others continue, and Ray keeps trying; it takes no other pool by itself (`resources.pool` is "
-        f"{pool!r}). To change it, stop the study (nothing is lost) and run it with --set resources.pool=NAME (others "
+        f"{pool!r}). To change it, stop the study (nothing is lost) and run it with resources.pool=NAME (others "
         f"of this cluster: {others}), or give the cluster more zones or another machine type and run `ray up` again."
     )
 
 
-def concerns(name: str, promise: Promised, pool: str) -> bool:
+def concerns(name: str, limits: AutoscalerLimits, pool: str) -> bool:
     """Whether a study on a pool waits for machines of a type; another study of the cluster may have requested them."""
-    resources = promise.kinds.get(name, {}).get("resources")
+    resources = limits.kinds.get(name, {}).get("resources")
     return pool == "any" or resources is None or bool(resources.get(pool))
 
 
@@ -86,7 +86,11 @@ def report_launch_failures(resources: ResourcesSection, show: Callable[[str], No
     over = threading.Event()
 
     def watch() -> None:
-        known, promise, warned = LaunchFailures(resources.capacity_timeout_seconds), promised(), False
+        known, limits, warned = (
+            LaunchFailures(resources.capacity_timeout_seconds),
+            read_autoscaler_limits(),
+            False,
+        )
         while not over.wait(POLL_SECONDS):
             try:
                 failures, nodes = autoscaler_status()
@@ -96,9 +100,9 @@ def report_launch_failures(resources: ResourcesSection, show: Callable[[str], No
                 warned = True
                 continue
             now = time.monotonic()
-            waited = {name for name in failures if concerns(name, promise, resources.pool)}
+            waited = {name for name in failures if concerns(name, limits, resources.pool)}
             for name, failing in known.update(now, waited, nodes).items():
-                show(message(name, failing, now, promise, resources.pool))
+                show(message(name, failing, now, limits, resources.pool))
 
     thread = threading.Thread(target=watch, name="launch failures", daemon=True)
     thread.start()

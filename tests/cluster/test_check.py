@@ -14,10 +14,9 @@ import pytest
 import yaml
 
 from study import cli
-from study.cluster.check import check
-from study.cluster.prices import Pool, prices
-from study.cluster.study_price import PROCESS_SHARE, resources
-from study.cluster.view import about
+from study.cluster.check import about, check
+from study.cluster.prices import prices
+from study.cluster.study_price import PROCESS_SHARE, detected_resources
 from study.errors import SpecError
 from study.spec.devices import DEVICES
 from tests.cluster.files import ROOT, aws
@@ -480,6 +479,23 @@ def test_the_text_has_one_line_per_finding_and_the_source_of_the_prices(laptop, 
     assert "about $" in out
 
 
+def test_the_keys_of_a_spec_are_overridden_by_arguments(laptop, capsys, monkeypatch):
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["interplay", "cluster", "check", str(aws(laptop)), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, capsys.readouterr()
+
+    status, printed = run("quickstart", "resources.pool=cpu", "training.seeds=1", "--json")
+    assert status == 0
+    study = json.loads(printed.out)["price"]["study"]
+    assert [option["pool"] for option in study["options"]] == ["cpu"]
+    assert study["cells"] < check(str(aws(laptop)), "quickstart").study.cells
+    status, printed = run("resources.pool=cpu")
+    assert status == 2
+    assert "`resources.pool=cpu` overrides a key of a spec, and none is given" in printed.err
+
+
 @pytest.mark.parametrize(
     ("dollars", "text"),
     [
@@ -501,8 +517,7 @@ def test_the_table_agrees_with_ec2_and_with_ray():
         assert machine.cpus == real["VCpuInfo"]["DefaultVCpus"]
         assert machine.memory_gib == real["MemoryInfo"]["SizeInMiB"] // 1024
         assert machine.gpus == (Gpus.get_ec2_instance_num_accelerators(name, INSTANCE_TYPES) or 0)
-        pool = Pool("x", "x", name, 1, False, machine, machine.hour)
-        offered = {key for key in resources(pool, {}) if key.startswith("accelerator_type:")}
+        offered = {key for key in detected_resources(machine) if key.startswith("accelerator_type:")}
         kind = Gpus.get_ec2_instance_accelerator_type(name, INSTANCE_TYPES)
         assert offered == ({f"accelerator_type:{kind}"} if kind else set())
         assert DEVICES[machine.device].is_gpu == bool(machine.gpus)

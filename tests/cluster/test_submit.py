@@ -24,8 +24,9 @@ from ray.job_submission import JobDetails
 from rich.console import Console
 
 from study import cli
+from study.cluster import connection
 from study.cluster import submit as submitting
-from study.cluster.tunnel import answers, open_tunnel
+from study.cluster.connection import answers, open_tunnel
 from study.errors import SpecError
 from study.spec.study import load_spec
 from tests.environment import environment_without, free_port
@@ -52,6 +53,8 @@ class Dashboard(BaseHTTPRequestHandler):
     jobs: tuple = ()
     refusal: int | None = None
     accepts = False
+    answers_before: list
+    """Answers to the first submissions."""
     asked: list
     packages: list
     submitted: list
@@ -71,7 +74,9 @@ class Dashboard(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.submitted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        if self.accepts:
+        if self.answers_before:
+            self.answer(*self.answers_before.pop(0))
+        elif self.accepts:
             self.answer(200, {"job_id": "x", "submission_id": "x"})
         else:
             self.answer(500, "Traceback\nValueError: no driver could be started\n")
@@ -90,7 +95,7 @@ class Dashboard(BaseHTTPRequestHandler):
 @pytest.fixture
 def dashboard(tmp_path, monkeypatch):
     """Start the answers above; return their class."""
-    kind = type("Answers", (Dashboard,), {"asked": [], "packages": [], "submitted": []})
+    kind = type("Answers", (Dashboard,), {"asked": [], "packages": [], "submitted": [], "answers_before": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -255,6 +260,41 @@ def test_the_package_of_a_checkout_after_a_study_has_every_source_and_nothing_la
     assert not [name for name in files if "__pycache__" in name]
     # Each submission sends them all.
     assert sum(map(len, files.values())) < 5_000_000
+
+
+# A head that has just started
+
+NO_AGENT = (500, "No available agent to submit job, please try again later.")
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Waits of a second take a hundredth of it."""
+    sleep = time.sleep
+    monkeypatch.setattr(submitting.time, "sleep", lambda seconds: sleep(seconds / 100))
+
+
+def test_a_head_that_has_just_started_is_asked_again(sent, dashboard, soon):
+    dashboard.answers_before += [NO_AGENT, NO_AGENT]
+    assert sent("quickstart")[0] == "python -m study run quickstart"
+    assert dashboard.answers_before == []
+    assert len(dashboard.submitted) == 2, "besides the one that was accepted"
+
+
+def test_a_head_that_can_start_no_job_is_given_up(dashboard, soon, capsys, monkeypatch):
+    monkeypatch.setattr(submitting, "AGENT_SECONDS", 0.2)
+    dashboard.answers_before += [NO_AGENT] * 10_000
+    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
+    assert "refused the request: " in err
+    assert "No available agent" in err
+    assert len(dashboard.submitted) > 1
+
+
+def test_no_other_answer_is_asked_for_again(dashboard, capsys, monkeypatch):
+    dashboard.answers_before += [(500, "No disk is left."), NO_AGENT]
+    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
+    assert "No disk is left" in err
+    assert len(dashboard.submitted) == 1
 
 
 # Refusals
@@ -426,7 +466,7 @@ def test_a_lost_connection_is_an_error_with_the_command_that_follows_the_job():
 @pytest.fixture
 def no_tunnel(tmp_path, monkeypatch):
     """A laptop on which no tunnel may be opened."""
-    monkeypatch.setattr(submitting, "open_tunnel", lambda *_: pytest.fail("a tunnel was opened"))
+    monkeypatch.setattr(connection, "open_tunnel", lambda *_: pytest.fail("a tunnel was opened"))
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)

@@ -11,7 +11,7 @@ from study.workers.launch_failures import (
     message,
     report_launch_failures,
 )
-from study.workers.machines import Promised
+from study.workers.machines import AutoscalerLimits
 from tests.study.small import SMALL
 
 
@@ -42,18 +42,18 @@ def test_failures_that_stop_are_forgotten():
 
 def test_the_message_names_the_pool_and_what_to_change():
     kinds = {"spot": {"node_config": {"InstanceType": "g6.xlarge"}}, "on_demand": {}, "wide": {}}
-    text = message("spot", LaunchFailure(0, 800, 700), 720, Promised(kinds, 5), "spot")
+    text = message("spot", LaunchFailure(0, 800, 700), 720, AutoscalerLimits(kinds, 5), "spot")
     assert "No machine of type spot (g6.xlarge) could be started for 12 min; " in text
     assert "`resources.pool` is 'spot'" in text
-    assert "--set resources.pool=NAME (others of this cluster: on_demand, wide)" in text
+    assert "run it with resources.pool=NAME (others of this cluster: on_demand, wide)" in text
 
 
 def test_a_study_hears_of_the_machines_it_waits_for_alone():
     kinds = {"spot": {"resources": {"CPU": 4, "spot": 1}}, "wide": {"resources": {"CPU": 96, "wide": 1}}}
-    promise = Promised(kinds, 5)
-    assert [name for name in kinds if concerns(name, promise, "wide")] == ["wide"]
-    assert [name for name in kinds if concerns(name, promise, "any")] == ["spot", "wide"]
-    assert concerns("of-a-file-we-cannot-read", promise, "wide")
+    limits = AutoscalerLimits(kinds, 5)
+    assert [name for name in kinds if concerns(name, limits, "wide")] == ["wide"]
+    assert [name for name in kinds if concerns(name, limits, "any")] == ["spot", "wide"]
+    assert concerns("of-a-file-we-cannot-read", limits, "wide")
 
 
 def test_the_watch_says_it_while_it_lasts_and_survives_a_head_that_does_not_answer(monkeypatch, caplog):

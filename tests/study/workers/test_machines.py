@@ -7,22 +7,22 @@ import sys
 import pytest
 
 from study.errors import SpecError
+from study.plan.layouts import ClusterCapacity
 from study.run.tune_interface import resource_request
-from study.spec.devices import DEVICES
+from study.spec.resources import ResourcesSection
 from study.workers.machines import (
-    MARK,
-    ClusterCapacity,
+    CUSTOM_AMOUNT,
+    AutoscalerLimits,
     Machine,
     MachineLosses,
-    Promised,
     Slots,
+    awaited_machines,
+    capacity,
     check_capacity,
     check_devices,
-    cluster_machines,
-    machines,
-    marks,
-    promised,
-    room,
+    custom_resources,
+    possible_machines,
+    read_autoscaler_limits,
 )
 from tests.environment import environment_without
 from trainables.layout import Layout
@@ -41,21 +41,22 @@ def test_gpus_that_this_machine_does_not_have_are_refused(monkeypatch):
 
 def test_a_gang_that_could_never_be_placed_is_refused_with_both_numbers():
     four, spread = Layout(tensor_parallel=4, zero=1), Layout(data_parallel=4, zero=1)
-    pairs = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 8.0, "GPU": 2.0}]
+    pairs = [Machine({"CPU": 8.0, "GPU": 2.0})] * 2
     check_capacity(Slots(4, 1, 1), {Layout(), spread, Layout(tensor_parallel=2, data_parallel=2)}, pairs)
-    check_capacity(Slots(4, 0.1, 0), {four}, [{"CPU": 0.4}])
+    check_capacity(Slots(4, 0.1, 0), {four}, [Machine({"CPU": 0.4})])
     with pytest.raises(
         SpecError, match=r"4 ranks.*needs 4 devices in one machine.*room for 2.*tensor_parallel"
     ):
         check_capacity(Slots(4, 1, 1), {four}, pairs)
     with pytest.raises(
-        SpecError, match=r"4 ranks.*needs 4 devices, and the Ray cluster has room for 2 ranks"
+        SpecError,
+        match=r"4 ranks.*needs 4 groups of 1 devices.*room for 1 x 2 ranks.*hold 2\..*data_parallel` to 2",
     ):
         check_capacity(Slots(4, 1, 1), {spread}, pairs[:1])
     with pytest.raises(SpecError, match=r"4 ranks.*needs 4 devices at a time, and `resources.slots` is 3"):
         check_devices(Slots(3, 1, 0), "cpu", {Layout(), four})
     with pytest.raises(SpecError, match=r"needs 3 CPUs, and the largest machine of the Ray cluster has 2"):
-        check_capacity(Slots(1, 3, 0), {Layout()}, [{"CPU": 2.0}, {"CPU": 2.0}])
+        check_capacity(Slots(1, 3, 0), {Layout()}, [Machine({"CPU": 2.0})] * 2)
 
 
 def test_ranks_that_share_matrices_are_in_one_bundle_which_ray_does_not_divide():
@@ -67,16 +68,17 @@ def test_ranks_that_share_matrices_are_in_one_bundle_which_ray_does_not_divide()
         found = [(bundle["CPU"], bundle["GPU"], bundle["wide"]) for bundle in request.bundles if bundle]
         return found, request._bound.kwargs.get("bundle_label_selector")
 
-    assert asked() == ([(0.1, 1, MARK)], None)
-    assert asked(tensor_parallel=3) == ([(0.3, 3, MARK)], None)
-    assert asked(tensor_parallel=3, data_parallel=2) == ([(0.3, 3, MARK)] * 2, None)
-    assert asked(data_parallel=4) == ([(0.1, 1, MARK)] * 4, None), "sharing batches alone bears a network"
+    assert asked() == ([(0.1, 1, CUSTOM_AMOUNT)], None)
+    assert asked(tensor_parallel=3) == ([(0.3, 3, CUSTOM_AMOUNT)], None)
+    assert asked(tensor_parallel=3, data_parallel=2) == ([(0.3, 3, CUSTOM_AMOUNT)] * 2, None)
+    assert asked(data_parallel=4) == ([(0.1, 1, CUSTOM_AMOUNT)] * 4, None), (
+        "sharing batches alone bears a network"
+    )
     assert asked('["a", "b"]', data_parallel=2)[1] == [{"ray.io/node-id": "!in(a,b)"}] * 2
 
 
 def test_machines_to_avoid_are_excluded_unless_no_other_holds_the_ranks(monkeypatch):
     small, large = Machine({"CPU": 1}, "small"), Machine({"CPU": 4}, "large")
-    monkeypatch.setattr("study.workers.machines.cluster_machines", lambda: [small, large])
     monkeypatch.setattr("study.workers.machines.live_machines", lambda: [small, large])
     losses = MachineLosses(Slots(4, 1, 0))
     assert losses.avoided(Layout()) == []
@@ -111,11 +113,11 @@ def test_a_cell_that_is_lost_wherever_it_is_counts_against_no_machine():
 
 
 def test_more_groups_than_the_machines_hold_whole_are_refused():
-    three = [{"CPU": 3.0}, {"CPU": 3.0}]
+    three = [Machine({"CPU": 3.0})] * 2
     check_capacity(
         Slots(6, 1, 0), {Layout(tensor_parallel=2, data_parallel=2), Layout(data_parallel=6)}, three
     )
-    with pytest.raises(SpecError, match=r"6 ranks.*3 groups of 2 devices.*room for 3 \+ 3 ranks, hold 2\."):
+    with pytest.raises(SpecError, match=r"6 ranks.*3 groups of 2 devices.*room for 2 x 3 ranks .*hold 2\."):
         check_capacity(Slots(6, 1, 0), {Layout(tensor_parallel=2, data_parallel=3)}, three)
 
 
@@ -179,95 +181,120 @@ available_node_types:
 
 
 @pytest.fixture
-def promise(tmp_path, monkeypatch):
+def limits(tmp_path, monkeypatch):
     path = tmp_path / "cluster.yaml"
     path.write_text(CLUSTER)
     monkeypatch.setenv("INTERPLAY_CLUSTER_FILE", str(path))
-    return promised()
+    return read_autoscaler_limits()
 
 
-def test_a_cluster_has_what_lives_and_what_may_be_started_beside_it(promise):
+def test_a_cluster_has_what_lives_and_what_may_be_started_beside_it(limits):
     head = Machine({"CPU": 0, "head": 1}, "h", "head")
-    found = machines([head], promise)
+    found = possible_machines([head], limits, Slots(0, 1, 0))
     assert [machine.kind for machine in found] == ["head", "wide", "spot", "spot"], "three of all types"
     assert [machine.resources.get("GPU") for machine in found] == [None, 8, 1, 1], "the largest first"
     assert {machine.node for machine in found} == {"h", None}
-    two = [head, Machine(promise.kinds["spot"]["resources"], "a", "spot"), Machine({"CPU": 2}, "b", "ssh")]
-    found = machines(two, promise)
+    two = [head, Machine(limits.kinds["spot"]["resources"], "a", "spot"), Machine({"CPU": 2}, "b", "ssh")]
+    found = possible_machines(two, limits, Slots(0, 1, 0))
     assert [machine.node for machine in found] == ["h", "a", "b", None]
     assert found[-1].resources["GPU"] == 8
 
 
+def test_the_machines_of_another_pool_take_none_of_the_places(limits):
+    """The file allows three workers and four of `spot`: those of `wide` are not started for a study on `spot`."""
+    spot = Slots(0, 1, 1, ("spot",))
+    assert [machine.kind for machine in possible_machines([], limits, spot)] == ["spot"] * 3
+
+
 def test_nothing_is_promised_where_no_cluster_file_is(tmp_path, monkeypatch):
     monkeypatch.setenv("INTERPLAY_CLUSTER_FILE", str(tmp_path / "none.yaml"))
-    assert promised() == Promised()
+    assert read_autoscaler_limits() == AutoscalerLimits()
     live = [Machine({"CPU": 2}, "a")]
-    assert machines(live, Promised()) == live
+    assert possible_machines(live, AutoscalerLimits(), Slots(0, 1, 0)) == live
 
 
-def test_machines_that_are_always_there_are_waited_for(promise, monkeypatch):
+def test_machines_that_are_always_there_are_waited_for(monkeypatch):
     """Machines reached by SSH join after the head; a study submitted at once must not find the cluster too small."""
-    kinds = {"ssh": {"resources": {}, "min_workers": 2, "max_workers": 2}}
-    monkeypatch.setattr("study.workers.machines.promised", lambda: Promised(kinds, 2))
+    limits = AutoscalerLimits({"ssh": {"resources": {}, "min_workers": 2, "max_workers": 2}}, 2)
     joined = [Machine({"CPU": 1}, "a", "ssh")]
     looks = iter([[], joined, [*joined, Machine({"CPU": 1}, "b", "ssh")]])
     monkeypatch.setattr("study.workers.machines.live_machines", lambda: next(looks))
     monkeypatch.setattr("study.workers.machines.time.sleep", lambda _: None)
-    assert [machine.node for machine in cluster_machines(60)] == ["a", "b"]
+    assert [machine.node for machine in awaited_machines(limits, 60)] == ["a", "b"]
     monkeypatch.setattr("study.workers.machines.live_machines", lambda: joined)
-    assert cluster_machines(0) == joined, "and not for ever"
+    assert awaited_machines(limits, 0) == joined, "and not for ever"
 
 
-def test_ranks_are_kept_to_the_pool_and_the_gpu_of_the_plan(promise):
-    found = machines([], promise)
-    assert marks(DEVICES["cpu"], "any", found) == ()
-    assert marks(DEVICES["l4-24gb"], "spot", found) == ("spot", "accelerator_type:L4")
-    assert marks(DEVICES["a100-40gb"], "any", found) == ("accelerator_type:A100",)
-    assert marks(DEVICES["a100-40gb"], "any", [Machine({"CPU": 4, "GPU": 1})]) == (), (
+def machines_of(limits):
+    return possible_machines([], limits, Slots(0, 1, 0))
+
+
+def test_ranks_are_kept_to_the_pool_and_the_gpu_of_the_plan(limits):
+    found = machines_of(limits)
+    assert custom_resources("cpu", "any", found) == ()
+    assert custom_resources("l4-24gb", "spot", found) == ("spot", "accelerator_type:L4")
+    assert custom_resources("a100-40gb", "any", found) == ("accelerator_type:A100",)
+    assert custom_resources("a100-40gb", "any", [Machine({"CPU": 4, "GPU": 1})]) == (), (
         "machines that do not tell"
     )
     untold = Machine({"CPU": 8, "GPU": 8})
-    assert marks(DEVICES["h100-80gb"], "any", [*found, untold]) == (), (
+    assert custom_resources("h100-80gb", "any", [*found, untold]) == (), (
         "it may be the one that was planned for"
     )
     with pytest.raises(SpecError, match=r"'cheap'.*it has spot, wide\. Name one of these, or `any`"):
-        marks(DEVICES["cpu"], "cheap", found)
+        custom_resources("cpu", "cheap", found)
     with pytest.raises(SpecError, match=r"`resources\.device` is h100-80gb.*are A100, L4\."):
-        marks(DEVICES["h100-80gb"], "any", found)
+        custom_resources("h100-80gb", "any", found)
 
 
-def test_a_study_on_cpus_has_no_machine_with_gpus_started(promise):
+def test_a_study_on_cpus_has_no_machine_with_gpus_started(limits):
     """Ray's autoscaler starts one of eight A100 for the CPUs in it, once the others are used up."""
-    cpu, found = DEVICES["cpu"], machines([], promise)
-    assert marks(cpu, "any", found) == (), "there is no other"
+    cpu, found = "cpu", machines_of(limits)
+    assert custom_resources(cpu, "any", found) == (), "there is no other"
     plain = Machine({"CPU": 8, "cpu": 1, "memory": 9})
-    assert marks(cpu, "any", [*found, plain]) == ("cpu",)
-    assert marks(cpu, "spot", [*found, plain]) == ("spot",), "who names it gets it"
-    assert marks(cpu, "any", [Machine({"CPU": 8, "GPU": 8}, "a"), plain]) == (), "what is there costs no more"
-    with pytest.raises(SpecError, match=r"Name the pool: big, cpu\."):
-        marks(cpu, "any", [*found, plain, Machine({"CPU": 8, "big": 1})])
-
-
-def test_a_cluster_has_room_for_the_ranks_its_marked_machines_hold(promise):
-    found = machines([Machine({"CPU": 64, "memory": 10}, "other")], promise)
-    slots = Slots(0, 1, 1, marks(DEVICES["l4-24gb"], "spot", found))
-    assert slots.bundle() == {"CPU": 1, "GPU": 1, "spot": MARK, "accelerator_type:L4": MARK}
-    assert [slots.ranks_on(machine.resources) for machine in found] == [0, 0, 1, 1]
-    assert room(found, slots) == ClusterCapacity(2, 8000, 1)
-    assert room(found, Slots(0, 2, 0, ("spot",))) == ClusterCapacity(4, 4000, 2), (
-        "two ranks of two cores share a machine"
+    assert custom_resources(cpu, "any", [*found, plain]) == ("cpu",)
+    assert custom_resources(cpu, "spot", [*found, plain]) == ("spot",), "who names it gets it"
+    assert custom_resources(cpu, "any", [Machine({"CPU": 8, "GPU": 8}, "a"), plain]) == (), (
+        "what is there costs no more"
     )
+    with pytest.raises(SpecError, match=r"Name the pool: big, cpu\."):
+        custom_resources(cpu, "any", [*found, plain, Machine({"CPU": 8, "big": 1})])
+
+
+def found_by(machines, **resources):
+    return capacity(machines, AutoscalerLimits(), ResourcesSection(**resources))
+
+
+def test_the_capacity_is_what_the_machines_of_the_pool_hold(limits):
+    found = [Machine({"CPU": 64, "memory": 10}, "other"), *machines_of(limits)]
+    of_gpus = found_by(found, device="l4-24gb", pool="spot")
+    assert of_gpus.slots.bundle() == {
+        "CPU": 1, "GPU": 1, "spot": CUSTOM_AMOUNT, "accelerator_type:L4": CUSTOM_AMOUNT
+    }  # fmt: skip
+    assert [of_gpus.slots.ranks_on(machine) for machine in found] == [0, 0, 1, 1]
+    assert of_gpus.room == ClusterCapacity(2, 8000, 1)
+    shared = found_by(found, device="cpu", pool="spot", cpus_per_trial=2)
+    assert shared.room == ClusterCapacity(4, 4000, 2), "two ranks of two cores share a machine"
+    asked = found_by(found, device="cpu", pool="spot", cpus_per_trial=2, slots=9)
+    assert (asked.slots.devices, asked.room.devices, asked.held) == (9, 9, 4)
     with pytest.raises(
         SpecError, match=r"needs 5 CPUs, and the largest machine of the Ray cluster with spot has 4"
     ):
-        room(found, Slots(0, 5, 0, ("spot",)))
+        found_by(found, device="cpu", pool="spot", cpus_per_trial=5)
+
+
+def test_a_rank_whose_resources_are_on_two_machines_is_refused():
+    """The GPU of one and the cores of the other were each enough, and the study had no slot."""
+    with pytest.raises(SpecError, match=r"needs 4 CPUs and 1 GPUs, and no single machine.*has both"):
+        found_by([Machine({"CPU": 8}), Machine({"CPU": 2, "GPU": 1})], device="l4-24gb", cpus_per_trial=4)
 
 
 def test_machines_that_do_not_tell_their_memory_leave_that_of_the_others():
     """Those that KubeRay may start tell their CPUs and GPUs alone: a rank had no memory at all."""
     told, untold = Machine({"CPU": 4, "memory": 8000}, "a"), Machine({"CPU": 8})
-    assert room([told, untold], Slots(0, 2, 0)) == ClusterCapacity(6, 4000, 4)
-    assert room([untold], Slots(0, 2, 0)) == ClusterCapacity(4, 0, 4)
+    two = {"device": "cpu", "cpus_per_trial": 2}
+    assert found_by([told, untold], **two).room == ClusterCapacity(6, 4000, 4)
+    assert found_by([untold], **two).room == ClusterCapacity(4, 0, 4)
 
 
 @pytest.mark.parametrize(
@@ -279,5 +306,5 @@ def test_what_ray_itself_names_is_no_pool(name):
         {"CPU": 4, "GPU": 1, "memory": 9, "head": 1, "accelerator_type:L4": 1, "node:10.0.0.1": 1, "spot": 1}
     )
     with pytest.raises(SpecError, match=rf"`resources\.pool` is '{name}'.*it has spot\. Name"):
-        marks(DEVICES["l4-24gb"], name, [machine])
+        custom_resources("l4-24gb", name, [machine])
     assert Slots(1, 2, 1, ("GPU", "CPU")).bundle() == {"CPU": 2, "GPU": 1}

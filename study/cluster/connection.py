@@ -1,0 +1,189 @@
+"""The connection to the dashboard of a cluster, by default through a tunnel.
+
+The dashboard listens only on the head's loopback address.
+"""
+
+import logging
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, build_opener
+
+from rich.console import Console
+
+from study.cluster.cluster_file import ADDRESS, need, read
+from study.cluster.token import read_token
+from study.errors import SpecError
+
+#: Time limit for SSH to the head and a busy dashboard.
+OPEN_SECONDS = 120.0
+#: Time limit for the end of ssh.
+CLOSE_SECONDS = 5.0
+#: The token of this machine, used without a cluster file.
+TOKEN = Path("~/.ray/interplay-token")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A reachable cluster."""
+
+    client: Any
+    """Ray's `JobSubmissionClient`."""
+    options: tuple[str, ...]
+    """The options that name the cluster on the command line."""
+
+    def command(self, verb: str, job: str) -> str:
+        """A shell command about a job."""
+        return shlex.join(["interplay", verb, job, *self.options])
+
+
+@contextmanager
+def connect(file: str | None, address: str | None) -> Iterator[Cluster]:
+    """Connect to the cluster of a file, through a tunnel if no address is given.
+
+    Without a file, the address is that of RAY_API_SERVER_ADDRESS or of `ray dashboard`, and the token that of
+    RAY_AUTH_TOKEN_PATH or of this machine. Errors of Ray's client in the block become SpecErrors.
+
+    Raises:
+        SpecError: the cluster does not answer, refuses the token or a request, or is no Ray cluster.
+    """
+    need("reaching a cluster", "aiohttp")
+    token = _default_token() if file is None else read(file).token
+    # Ray would read the token once per process, from the environment at that time.
+    headers = {} if token is None else {"Authorization": f"Bearer {read_token(token)}"}
+    options: tuple[str, ...] = () if file is None else ("--cluster", file)
+    with ExitStack() as stack:
+        # A tunnel has a session of its own: without the handlers it would outlive this process.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            stack.callback(signal.signal, number, signal.signal(number, signal.default_int_handler))
+        # Ray's client logs a line per ignore file.
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)
+        if file is not None and address is None:
+            with Console().status(f"opening a tunnel to the head of {file}"):
+                address = stack.enter_context(open_tunnel(file))
+        else:
+            address = (address or os.environ.get("RAY_API_SERVER_ADDRESS") or ADDRESS).rstrip("/")
+            options += ("--address", address)
+        if not re.fullmatch(r"https?://[^/\s]+", address):
+            raise SpecError(f"--address {address} is not the address of a dashboard; write it as {ADDRESS}.")
+        # Both silently replace the client's address (ray 2.60); this process ends with the verb.
+        for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+            os.environ.pop(name, None)
+        # The end of a tunnel is not behind a proxy.
+        os.environ["NO_PROXY"] = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
+        with _as_spec_errors(address, token, file):
+            from ray.job_submission import JobSubmissionClient
+
+            yield Cluster(JobSubmissionClient(address, headers=headers), options)
+
+
+def _default_token() -> Path | None:
+    """The token that the environment names, or that of this machine if it exists."""
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(named) if named else TOKEN.expanduser()
+    return path if named or path.is_file() else None
+
+
+@contextmanager
+def _as_spec_errors(address: str, token: Path | None, file: str | None) -> Iterator[None]:
+    """Turn the errors of Ray's client into one paragraph."""
+    import requests
+    from ray.exceptions import AuthenticationError
+
+    try:
+        yield
+    except SpecError:
+        raise
+    except AuthenticationError as error:
+        if file is not None:
+            fix = f"make one with `interplay cluster token {file}`, and copy it with `ray up {file}`"
+        else:
+            fix = "give the cluster's file with --cluster, or the token's with RAY_AUTH_TOKEN_PATH"
+        wrong = "there is no token here" if token is None else f"it refuses the token {token}"
+        raise SpecError(f"the cluster on {address} requires its token, and {wrong}; {fix}.") from error
+    except (ConnectionError, requests.RequestException) as error:
+        raise SpecError(
+            f"no cluster answers on {address} ({type(error).__name__}); `ray status` on the head shows its state. "
+            "`--cluster FILE` opens a tunnel to the head of a cluster file."
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        # The server answers with a traceback; its last line is the reason.
+        reason = (str(error).rstrip(". \n") or type(error).__name__).splitlines()[-1]
+        if "returned 404" in reason:
+            reason = "it is no Ray dashboard; give another address, or the cluster's file with --cluster"
+        if too_large := re.search(r"Maximum request body size (\d+) exceeded", reason):
+            reason = (
+                f"the package is larger than {int(too_large[1]) / 1e6:,.0f} MB, the limit of Ray's dashboard; name "
+                "large files that the study does not need in .rayignore"
+            )
+        raise SpecError(f"the server on {address} refused the request: {reason}.") from error
+
+
+@contextmanager
+def open_tunnel(file: str) -> Iterator[str]:
+    """Keep `ray dashboard FILE` running as a child process, and yield the address at which the dashboard answers.
+
+    Raises:
+        SpecError: `ray dashboard` ended, or nothing answered in time; the message has its last line of output.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    address = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as output:
+        # Its own session: Ctrl-C must not end it, and its ssh must end with it.
+        child = subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", "dashboard", file, "-p", port],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        )
+        try:
+            deadline = time.monotonic() + OPEN_SECONDS
+            while not answers(address):
+                if child.poll() is not None or time.monotonic() > deadline:
+                    output.seek(0)
+                    text = re.sub(r"\x1b\[[0-9;]*m", "", output.read().decode(errors="replace"))
+                    raise SpecError(
+                        f"`ray dashboard {file}` opened no tunnel within {OPEN_SECONDS:.0f} seconds, or ended; it "
+                        f'printed "{text.strip().rpartition(chr(10))[2].strip()}". Is the cluster up? '
+                        f"`ray up {file}` starts it, and `ray exec {file} 'ray status'` shows its state."
+                    )
+                time.sleep(0.3)
+            yield address
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(CLOSE_SECONDS)
+            # ssh may outlive it, and hold the port.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def answers(address: str) -> bool:
+    """Whether any web server answers at an address, without a proxy."""
+    try:
+        with build_opener(ProxyHandler({})).open(f"{address}/api/version", timeout=5):
+            return True
+    except HTTPError:
+        return True
+    except (HTTPException, OSError):
+        return False

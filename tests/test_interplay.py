@@ -279,8 +279,7 @@ def test_a_study_runs_silently_and_returns_its_answer(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_study_keeps_its_cells_and_the_same_call_goes_on(tmp_path, number):
+def test_a_stopped_study_keeps_its_cells_and_the_same_call_goes_on(tmp_path):
     code = (
         "import interplay, sys\n"
         "changes = ['training.steps=300', 'training.seeds=2', 'frontier.depths=[1, 2]', 'resources.slots=2']\n"
@@ -301,10 +300,10 @@ def test_a_stopped_study_keeps_its_cells_and_the_same_call_goes_on(tmp_path, num
         )
 
     with start() as process:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while not list(rows.glob("*.json")) and process.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         said, err = process.communicate(timeout=120)
     assert said == (
         "the study 'small' was stopped; its finished cells are kept, and the same call trains the others\n"

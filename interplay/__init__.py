@@ -4,15 +4,26 @@
     answer = interplay.fit(frame, depth="n_layer", width="d_model", loss="val_loss")
     answer.recommend(1e9)
 
-Nothing is printed. Wrong input raises `study.errors.SpecError`, `analysis.errors.InputError` or
-`trainables.errors.InputError`, with one paragraph on what is wrong and the fix. A source of runs is the name of a
-preset, the path of a YAML file or a spec, for the rows of a study in `results`; the path of a run table; the name
-`mlflow:EXPERIMENT`; or a DataFrame with one row per run.
+Nothing is printed. A source of runs is the name of a preset, the path of a YAML file or a spec, for the rows of a study
+in `results`; the path of a run table; the name `mlflow:EXPERIMENT`; or a DataFrame with one row per run.
+
+Wrong input raises a ValueError, with one paragraph on what is wrong and the fix:
+
+- `study.errors.SpecError`: a spec, a change of it or a folder cannot be used, a study has no rows, or an argument does
+  not go with the source;
+- `analysis.errors.InputError`: a run table, a column, a fit, a law, a size or a level cannot be used;
+- `trainables.errors.InputError`: the data or a storage cannot be used (SpecError is one as well).
+
+A storage that cannot be reached raises a ConnectionError, and a file that cannot be written another OSError.
 """
 
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from analysis.errors import InputError
+from analysis.law.near_optimal import WITHIN
+from interplay.errors import explained
 
 if TYPE_CHECKING:
     # Loaded when a function is called: each takes seconds.
@@ -22,18 +33,21 @@ if TYPE_CHECKING:
     from analysis.law.shape import Shape
     from analysis.runs.table import Count, RunTable
     from interplay.answer import Answer, StudyPlan
+    from study.results.recommend import NamedFit
     from study.results.sources import Runs
     from study.spec.study import StudySpec
 
 __all__ = ["audit", "fit", "load_spec", "plan", "read", "recommend", "report", "run"]
 __version__ = version("interplay")
 
-#: Depths that lose at most this many nats per token are near-optimal, as for the command.
-WITHIN = 0.005
 
-
+@explained()
 def load_spec(spec: "str | Path | StudySpec", *changes: str) -> "StudySpec":
-    """Read a preset or YAML file, with changes such as "training.seeds=5"; of a spec, only changes are applied."""
+    """Read a preset or YAML file, with changes such as "training.seeds=5"; of a spec, only changes are applied.
+
+    Raises:
+        SpecError: there is no such preset or file, or a key or value is wrong.
+    """
     from study.spec.study import StudySpec, parse_spec
     from study.spec.study import load_spec as loaded
     from study.spec.yaml_file import override
@@ -44,34 +58,54 @@ def load_spec(spec: "str | Path | StudySpec", *changes: str) -> "StudySpec":
     return loaded(str(spec), changes)
 
 
+@explained()
 def plan(spec: "str | Path | StudySpec", *changes: str) -> "StudyPlan":
-    """Plan a study: every cell with its parameters, tokens, FLOPs, memory and time. Nothing is trained."""
+    """Plan a study: every cell with its parameters, tokens, FLOPs, memory and time. Nothing is trained.
+
+    Raises:
+        SpecError: as of `load_spec`; the spec is a series, or no cell can be planned.
+        DataError: the data cannot be used (an InputError of `trainables.errors`).
+    """
     from interplay.answer import StudyPlan
     from study.plan.plan import make_plan
 
     return StudyPlan(make_plan(_one_study(spec, changes, "plan")))
 
 
+@explained()
 def run(spec: "str | Path | StudySpec", *changes: str, results: str | Path = "results") -> "Answer":
     """Train the missing cells of a study, write its report, and return the answer.
 
+    A cell that fails ends neither the study nor this call: `Answer.failed` has the reasons.
+
     Raises:
-        KeyboardInterrupt: the study was stopped by Ctrl-C or a signal; its finished cells are kept.
-        SpecError: no cell has a usable loss; it names the cells that failed.
+        KeyboardInterrupt: the study was stopped by Ctrl-C or a signal; its finished cells are kept, and the same call
+            trains the others.
+        SpecError: as of `plan`; the folder belongs to another study, another process runs the study, or no cell has a
+            usable loss: it names the cells that failed.
+        DataError: as of `plan`.
     """
+    from interplay.answer import Answer, reasons
+    from study.commands.output import refuse_file
     from study.errors import SpecError
+    from study.results.sources import study_runs
     from study.run.runner import run_study
 
-    study = _one_study(spec, changes, "run")
-    summary = run_study(study, Path(results))
+    study, folder = _one_study(spec, changes, "run"), Path(results)
+    refuse_file(folder, "--results")
+    summary = run_study(study, folder)
     if not summary.finished:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(
+            f"the study {study.name!r} was stopped; its finished cells are kept, and the same call trains the others"
+        )
+    runs = study_runs(study, folder)
     if summary.fit is None:
-        failed = "; ".join(f"{cell}: {reason}" for cell, reason in summary.failed.items())
-        raise SpecError(f"no cell of the study {study.name!r} has a usable loss. {failed}")
-    return fit(study, results=results)
+        failed = reasons(runs.failed) or "every cell diverged"
+        raise SpecError(f"no cell of the study {study.name!r} has a usable loss: {failed}.")
+    return Answer(runs.title, runs.table, summary.fit, runs.known, runs.failed)
 
 
+@explained()
 def read(
     source: "str | Path | StudySpec | pd.DataFrame",
     *changes: str,
@@ -86,13 +120,19 @@ def read(
         source: see the module.
         changes: of a spec, such as "training.seeds=5".
         results: root of the results of a study or an experiment.
-        count: `nonembedding` counts N as 12·L·d²; `table` takes the column `params`.
+        count: `nonembedding` counts N as 12·L·d²; `table` takes the column `params` of a table.
         uri: of the MLflow store of an experiment.
-        columns: a column of the run table and its name in the source, such as loss="val_loss".
+        columns: of a table, a column of the run table and its name in the source, such as loss="val_loss".
+
+    Raises:
+        SpecError: as of `load_spec`; the spec is a series, the study has no rows, there is no such MLflow store, or an
+            argument does not go with the source.
+        InputError: the table cannot be read, lacks a column or has no rows.
     """
     return _runs(source, changes, results, count, uri, columns).table
 
 
+@explained()
 def fit(
     source: "str | Path | StudySpec | pd.DataFrame",
     *changes: str,
@@ -105,38 +145,58 @@ def fit(
 ) -> "Answer":
     """Find the crossings of a source and fit the threshold law; the arguments are those of `read`.
 
-    `level` is that of all intervals. `tokens` are the training tokens at which shapes are compared, by default the most
-    that all shapes have.
-    """
-    import pandas as pd
+    `level` is that of all intervals, between 0 and 1. `tokens` are the training tokens at which shapes are compared, by
+    default the most that all shapes have.
 
+    Raises:
+        SpecError: as of `read`.
+        InputError: as of `read`; no row can be used, or the level or the tokens are wrong.
+    """
     from interplay.answer import Answer
     from study.commands.fit import fit_source
+    from study.results.sources import StudyRuns
 
     runs = _runs(source, changes, results, count, uri, columns)
-    title = "a table" if isinstance(source, pd.DataFrame) else str(getattr(source, "name", source))
-    return Answer(title, runs.table, fit_source(runs, level=level, tokens=tokens), runs.known)
+    failed = runs.failed if isinstance(runs, StudyRuns) else {}
+    return Answer(runs.title, runs.table, fit_source(runs, level=level, tokens=tokens), runs.known, failed)
 
 
+@explained()
 def recommend(
-    params: float, *, law: str | None = None, fit: "Answer | str | Path | None" = None, within: float = WITHIN
+    params: float | str,
+    *,
+    law: str | None = None,
+    fit: "Answer | str | Path | None" = None,
+    within: float = WITHIN,
 ) -> "Shape":
-    """Return the best shape of N non-embedding parameters, by a published law or a fit (an answer or its fit.json)."""
-    from interplay.answer import Answer
+    """Return the best shape of N non-embedding parameters, by a published law or a fit.
+
+    Args:
+        params: N, as a number or as text such as "7B".
+        law: levine2020 or liu2026.
+        fit: an answer, or the path of a `fit.json`.
+        within: nats per token within which a depth counts as near-optimal.
+
+    Raises:
+        InputError: not one of `law` and `fit`, the size or the law is wrong, the file cannot be read, or the fit has no
+            answer at N.
+    """
+    from study.results.recommend import read_number
     from study.results.recommend import recommend as recommended
 
-    if isinstance(fit, Answer) and law is None:
-        return fit.recommend(params, within)
-    file = None if fit is None or isinstance(fit, Answer) else Path(fit)
-    _, (shape,) = recommended(file, law, [params], within)
+    _, (shape,) = recommended(_named(fit), law, [read_number(params)], within)
     return shape
 
 
-def report(source: "str | Path | StudySpec | pd.DataFrame", out: str | Path, **options: object) -> Path:
-    """Write the report of a source into a folder and return its page; the options are those of `fit`."""
-    return fit(source, **options).report(out)  # type: ignore[arg-type]
+@explained()
+def report(
+    source: "str | Path | StudySpec | pd.DataFrame", out: str | Path, *changes: str, **options: object
+) -> Path:
+    """Write the report of a source into a folder and return its page; all else is as of `fit` and `Answer.report`."""
+    return fit(source, *changes, **options).report(out)  # type: ignore[arg-type]
 
 
+@explained()
 def audit(
     config: str | Path | None = None,
     *,
@@ -144,17 +204,39 @@ def audit(
     width: int | None = None,
     vocabulary: int | None = None,
     law: str | None = None,
-    fit: str | Path | None = None,
+    fit: "Answer | str | Path | None" = None,
     within: float = WITHIN,
 ) -> "Audit":
-    """Compare a model, by its HuggingFace config or its shape, with a published law or the fit.json of a study."""
+    """Compare a model, by its HuggingFace config or its shape, with a law.
+
+    Args:
+        config: a `config.json` or its folder.
+        depth: layers of a model without a config.
+        width: of the same model.
+        vocabulary: tokens of the same model, if known.
+        law: levine2020, which is the default, or liu2026.
+        fit: an answer, or the path of a `fit.json`, instead of a published law.
+        within: nats per token within which a depth counts as near-optimal.
+
+    Raises:
+        InputError: no model or two of them, both `law` and `fit`, a model that cannot be compared, or a fit without an
+            answer at its size.
+    """
     from study.commands.audit import audit_models
 
+    if config is not None and depth is not None and width is not None:
+        raise InputError(f"Give one model: the config {config}, or --depth {depth} and --width {width}.")
     configs = [] if config is None else [Path(config)]
-    (found,) = audit_models(
-        configs, (depth, width, vocabulary), law, None if fit is None else Path(fit), within
-    )
+    (found,) = audit_models(configs, (depth, width, vocabulary), law, _named(fit), within)
     return found
+
+
+def _named(fit: "Answer | str | Path | None") -> "Path | NamedFit | None":
+    from study.results.recommend import NamedFit
+
+    if fit is None or isinstance(fit, str | Path):
+        return None if fit is None else Path(fit)
+    return NamedFit(fit.title, fit.fit)
 
 
 def _one_study(spec: "str | Path | StudySpec", changes: tuple[str, ...], doing: str) -> "StudySpec":
@@ -173,18 +255,15 @@ def _runs(
     uri: str | None,
     columns: dict[str, str],
 ) -> "Runs":
-    import pandas as pd
-
-    from analysis.runs.table import RunTable
-    from study.results.sources import Reading, Runs, study_runs
+    from study.commands.series import refuse_series
+    from study.results.sources import Reading
     from study.spec.study import StudySpec
 
-    if isinstance(source, pd.DataFrame):
-        return Runs(RunTable.from_frame(source, columns, count=count), {})
     if isinstance(source, StudySpec):
-        return study_runs(_one_study(source, changes, "fit"), Path(results))
+        source, changes = load_spec(source, *changes), ()
     named = [f"{ours}={theirs}" for ours, theirs in columns.items()]
-    reading = Reading(str(source), changes, named, count, None, Path(results), uri, 0.95)
+    runs = str(source) if isinstance(source, Path) else source
+    reading = Reading(runs, changes, named, count, None, Path(results), uri, 0.95)
     if spec := reading.spec:
-        _one_study(spec, (), "fit")
+        refuse_series(spec, "fit")
     return reading.source

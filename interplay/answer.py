@@ -10,12 +10,19 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.errors import shortened
 from analysis.fit.document import Fit
+from analysis.law.near_optimal import WITHIN
 from analysis.law.shape import Shape
+from analysis.numbers import counted
 from analysis.report.answers import answers
 from analysis.runs.table import RunTable
+from interplay.errors import explained
 from study.plan.plan import Plan
 from study.plan.table import duration, short
+
+#: Most failed cells and characters of a reason that are shown.
+MOST_FAILED, MOST_REASON = 3, 120
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +51,16 @@ class StudyPlan:
         return f"<p>{html.escape(repr(self))}</p>{self.cells.to_html(index=False, max_rows=20)}"
 
 
-@dataclass(frozen=True, repr=False)
+def reasons(failed: Mapping[str, str]) -> str:
+    """The number of failed cells and why the first ones failed; empty without any."""
+    if not failed:
+        return ""
+    shown = [f"{cell}: {shortened(reason, MOST_REASON)}" for cell, reason in [*failed.items()][:MOST_FAILED]]
+    more = [f"{len(failed) - MOST_FAILED} more"] if len(failed) > MOST_FAILED else []
+    return f"{counted(len(failed), 'cell')} failed ({'; '.join([*shown, *more])})"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Answer:
     """The answer of a fit.
 
@@ -53,12 +69,14 @@ class Answer:
         table: the run table.
         fit: every number, as in `fit.json`.
         known: what a report adds for a study, such as its provenance.
+        failed: of a study, the cells that failed, such as `L2-d16-s0`, with the reason; `run` tries them again.
     """
 
     title: str
     table: RunTable
     fit: Fit
     known: Mapping[str, Any] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sentences(self) -> list[str]:
@@ -82,36 +100,52 @@ class Answer:
         ]
         return pd.DataFrame(rows, columns=columns)
 
-    def recommend(self, params: float, within: float = 0.005) -> Shape:
-        """Return the best shape of N non-embedding parameters; InputError if the fit has no answer there."""
-        from study.results.recommend import shapes_by
+    @explained()
+    def recommend(self, params: float | str, within: float = WITHIN) -> Shape:
+        """Return the best shape of N non-embedding parameters, a number or text such as "7B".
 
-        (shape,) = shapes_by(self.fit, Path(self.title), [params], within)
+        Raises:
+            InputError: this is no size, or the fit has no answer there.
+        """
+        from study.results.recommend import NamedFit, read_number, recommend
+
+        _, (shape,) = recommend(NamedFit(self.title, self.fit), None, [read_number(params)], within)
         return shape
 
     def figures(self) -> dict[str, Figure]:
-        """Return the figures that the data allow, by name."""
-        from analysis.report.figures import best_depth, gaps, loss, transition
-        from analysis.report.figures.figure import Context
+        """Return the figures of the report by the names of their files; those that the data do not allow are absent."""
+        from analysis.report.study_page import study_figures
 
-        context = Context(self.table, self.fit, self.known.get("entropy"), self.known.get("curves"))
-        makers = (best_depth.profile_figure, best_depth.figure, loss.figure, transition.figure, gaps.figure)
-        made = [one for maker in makers if (one := maker(context)) is not None]
-        return {one.name: one.canvas() for one in made}
+        data = {name: self.known.get(name) for name in ("entropy", "curves", "measures", "search")}
+        return {one.name: one.canvas() for one in study_figures(self.table, self.fit, **data)}
 
+    @explained()
     def report(self, out: str | Path) -> Path:
-        """Write `report.html`, `fit.json`, `runs.csv` and the figures into a folder; return the page."""
-        from analysis.report.study_page import write_report
+        """Write `report.html`, `fit.json`, `runs.csv` and the figures into a folder; return the page.
 
+        Raises:
+            SpecError: the folder is a file, or that of a study or series, which `run` alone writes.
+            OSError: the folder cannot be written.
+        """
+        from analysis.report.study_page import write_report
+        from study.commands.output import refuse_file
+        from study.tracking.ownership import refuse_results
+
+        refuse_file(Path(out), "--out")
+        refuse_results(Path(out), "--out")
         return write_report(self.table, self.fit, out, title=self.title, **self.known)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `fit.json`."""
         return self.fit.to_json()
 
+    @property
+    def _lines(self) -> list[str]:
+        return [*self.sentences, *([f"{reasons(self.failed)}."] if self.failed else [])]
+
     def __repr__(self) -> str:
-        return "\n".join(self.sentences)
+        return "\n".join(self._lines)
 
     def _repr_html_(self) -> str:
-        sentences = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences)
-        return sentences + self.best.to_html(index=False)
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in self._lines)
+        return lines + self.best.to_html(index=False, max_rows=20)

@@ -1,9 +1,13 @@
 """The package `interplay`: the same numbers as the command, from names, paths and DataFrames, without output."""
 
+import contextlib
 import json
+import math
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import matplotlib.figure
 import pandas as pd
@@ -13,12 +17,17 @@ import interplay
 from analysis.errors import InputError
 from analysis.law.threshold_law import solve_depth
 from study.errors import SpecError
+from study.plan.plan import make_plan
+from study.tracking.rows import Row
+from study.tracking.study_paths import study_paths
 from tests.command import interplay as command
 from tests.notebook import NOTEBOOK, ROOT, execute
 from tests.study.small import SMALL
 from tests.tables import CROSSINGS, foreign_runs
 
 TABLE = ROOT / "docs" / "gemstones.jsonl"
+#: A search with all that a report can show.
+SEARCHED = ("search.sampler=crossing", "search.max_cells=40")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +40,35 @@ def frame(tmp_path_factory):
 @pytest.fixture(scope="module")
 def answer(frame):
     return interplay.fit(frame, loss="my_loss")
+
+
+def leave_rows(folder, *changes, failed=(), lost=False):
+    """Rows of a study as a run without MLflow leaves them; all of them diverged if `lost`."""
+    spec = interplay.load_spec(SMALL, *changes)
+    plan = make_plan(spec)
+    for rank, planned in enumerate(plan.pool):
+        depth, size = planned.cell.shape.depth, planned.cell.shape.budget_params
+        loss = (
+            3 - 0.05 * math.log(size) - 0.02 * (depth - 1) * math.log(size / 5e3) + 0.002 * planned.cell.seed
+        )
+        layers = {f"token_cosine/{layer}": 0.1 * layer for layer in range(1, depth + 1)}
+        status = "failed" if planned.title in failed else "diverged" if lost else "done"
+        study_paths(spec, folder).ledger.put(
+            Row(
+                cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status=status,
+                ended=rank + 1.0, reason=None if status == "done" else f"{status} at step {rank}",
+                loss=loss if status == "done" else None, start=layers,
+                measures={**layers, "accuracy": 0.5, "accuracy_hops_2": 0.6, "accuracy_hops_4": 0.4},
+                evaluations=[{"step": step, "loss": loss + 100 / step} for step in (100, 1200)],
+            )
+        )  # fmt: skip
+    return spec
+
+
+def untrained(monkeypatch):
+    """Let a run leave what is missing untrained."""
+    monkeypatch.setattr("study.run.runner.run_cells", lambda *_, **__: True)
+    monkeypatch.setattr("study.run.runner.private_ray", lambda _: contextlib.nullcontext())
 
 
 def test_the_import_loads_nothing_heavy():
@@ -83,6 +121,105 @@ def test_sizes_are_recommended_by_an_answer_a_file_or_a_law(answer, tmp_path):
     assert interplay.audit(depth=32, width=4096).verdict == "too shallow"
 
 
+@pytest.mark.parametrize("factor", [1, 30])
+def test_an_answer_recommends_and_audits_as_its_file_does(answer, tmp_path, factor):
+    answer.report(tmp_path)
+    size = factor * float(answer.best.params.iloc[-1])
+    by_file = interplay.recommend(size, fit=tmp_path / "fit.json")
+    assert interplay.recommend(size, fit=answer) == answer.recommend(size) == by_file
+    assert by_file.learning_rate
+    assert answer.recommend(f"{size / 1e3:.6f}k").depth == by_file.depth
+    width = round(math.sqrt(size / 24))
+    document = interplay.audit(depth=2, width=width, fit=answer).to_json()
+    named = interplay.audit(depth=2, width=width, fit=str(tmp_path / "fit.json")).to_json()
+    assert (document.pop("law"), named.pop("law")) == ("a table", str(tmp_path / "fit.json"))
+    assert document == named
+
+
+def test_a_size_is_a_number_or_text():
+    sizes = (7e9, 7_000_000_000, "7B", "7e9")
+    assert len({interplay.recommend(size, law="liu2026") for size in sizes}) == 1
+    for wrong in ("seven", None, [1e9]):
+        with pytest.raises(InputError, match="is no size"):
+            interplay.recommend(wrong, law="liu2026")
+
+
+def test_the_figures_are_those_of_the_report(tmp_path):
+    spec = leave_rows(tmp_path, *SEARCHED)
+    answer = interplay.fit(spec, results=tmp_path)
+    drawn = answer.figures()
+    page = answer.report(tmp_path / "out")
+    assert list(drawn) == re.findall(r'<figure id="(\w+)"', page.read_text())
+    assert set(drawn) == {path.stem for path in (tmp_path / "out" / "figures").glob("*.svg")}
+    assert {"search", "diagnostics", "training", "accuracy", "accuracy_graded"} < set(drawn)
+    assert answer.title == "small"
+
+
+def test_the_folder_of_a_study_is_not_written_by_a_report(answer, tmp_path):
+    (tmp_path / "spec.yaml").write_text("name: another\n")
+    for write in (answer.report, lambda out: interplay.report(TABLE, out)):
+        with pytest.raises(SpecError, match="folder of a study or series"):
+            write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
+    with pytest.raises(SpecError, match=r"spec\.yaml is a file"):
+        answer.report(tmp_path / "spec.yaml")
+
+
+def test_cells_that_failed_are_in_the_answer(tmp_path, monkeypatch):
+    untrained(monkeypatch)
+    failed = ("L1-d12-s0", "L1-d12-s0 lr×0.5", "L1-d12-s1", "L1-d12-s1 lr×0.5")
+    spec = leave_rows(tmp_path, "search.lr_factors=[0.5, 1]", failed=failed)
+    answer = interplay.run(spec, results=tmp_path)
+    assert set(answer.failed) == set(failed)
+    assert answer.failed["L1-d12-s0"].startswith("failed at step ")
+    line = repr(answer).splitlines()[-1]
+    assert line.startswith("4 cells failed (L1-d12-s0")
+    assert line.endswith("; 1 more).")
+    assert answer._repr_html_().count("cells failed") == 1
+    read = interplay.fit(spec, results=tmp_path)
+    assert (read.failed, read.to_json()) == (answer.failed, answer.to_json())
+
+
+@pytest.mark.parametrize(
+    ("failed", "said"), [(["L1-d12-s0"], "1 cell failed .L1-d12-s0: "), ([], "every cell diverged")]
+)
+def test_a_study_without_a_loss_says_why(tmp_path, monkeypatch, failed, said):
+    untrained(monkeypatch)
+    spec = leave_rows(tmp_path, failed=failed, lost=True)
+    with pytest.raises(SpecError, match=f"no cell of the study 'small' has a usable loss: {said}"):
+        interplay.run(spec, results=tmp_path)
+
+
+FRAME = pd.DataFrame({"depth": [1, 2], "width": [8, 8], "loss": [2.0, 1.9]})
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "options", "said"),
+    [
+        (FRAME, ["training.seeds=2"], {}, "--set changes a spec"),
+        (TABLE, ["training.seeds=2"], {}, "--set changes a spec"),
+        (FRAME, [], {"uri": "sqlite:///x"}, "--uri names the store"),
+        ("quickstart", [], {"uri": "sqlite:///x"}, "--uri names the store"),
+        (interplay.load_spec("quickstart"), [], {"uri": "sqlite:///x"}, "--uri names the store"),
+        (interplay.load_spec("quickstart"), [], {"loss": "final_loss"}, "--column renames"),
+        (interplay.load_spec("quickstart"), [], {"count": "table"}, "--count table"),
+        ("quickstart", [], {"loss": "final_loss"}, "--column renames"),
+    ],
+)
+def test_arguments_that_do_not_go_with_their_source_are_refused(source, changes, options, said, tmp_path):
+    for call in (
+        interplay.read,
+        interplay.fit,
+        lambda source, *rest, **more: interplay.report(source, tmp_path, *rest, **more),
+    ):
+        with pytest.raises(SpecError, match=said) as caught:
+            call(source, *changes, **options)
+        assert [
+            note for note in caught.value.__notes__ if "is the argument `name` here" in note
+        ] == caught.value.__notes__
+        assert len(caught.value.__notes__) == 1
+
+
 def test_a_plan_has_a_row_per_cell():
     plan = interplay.plan(SMALL, "training.seeds=2")
     assert len(plan.cells) == plan.totals["cells"]
@@ -101,12 +238,21 @@ def test_a_plan_has_a_row_per_cell():
         (lambda: interplay.fit(pd.DataFrame({"depth": [1]})), InputError, "loss"),
         (lambda: interplay.fit("absent.csv"), InputError, "absent.csv"),
         (lambda: interplay.recommend(1e9), InputError, "levine2020"),
+        (lambda: interplay.recommend(1e9, law="levine2020", fit="f.json"), InputError, "not both"),
         (lambda: interplay.audit(), InputError, "no model"),
+        (lambda: interplay.audit("config.json", depth=1, width=2), InputError, "one model"),
+        (lambda: interplay.audit(depth=1, width=2, law="levine2020", fit="f.json"), InputError, "not both"),
     ],
 )
 def test_wrong_input_raises_the_error_of_the_command(call, error, said):
     with pytest.raises(error, match=said):
         call()
+
+
+def test_a_law_and_an_answer_are_refused_together(answer):
+    for call in (interplay.recommend, lambda size, **both: interplay.audit(depth=2, width=64, **both)):
+        with pytest.raises(InputError, match="not both"):
+            call(1e9, law="levine2020", fit=answer)
 
 
 @pytest.mark.slow
@@ -130,6 +276,44 @@ def test_a_study_runs_silently_and_returns_its_answer(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "20\n"
     assert (tmp_path / "results" / "small" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_stopped_study_keeps_its_cells_and_the_same_call_goes_on(tmp_path):
+    code = (
+        "import interplay, sys\n"
+        "changes = ['training.steps=300', 'training.seeds=2', 'frontier.depths=[1, 2]', 'resources.slots=2']\n"
+        "try:\n"
+        "    print(len(interplay.run(sys.argv[1], *changes).table.used))\n"
+        "except KeyboardInterrupt as stopped:\n"
+        "    print(stopped)\n"
+    )
+    rows = tmp_path / "results" / "small" / "rows"
+
+    def start():
+        return subprocess.Popen(
+            [sys.executable, "-c", code, SMALL],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+        )
+
+    with start() as process:
+        until = time.monotonic() + 300
+        while not list(rows.glob("*.json")) and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said, err = process.communicate(timeout=120)
+    assert said == (
+        "the study 'small' was stopped; its finished cells are kept, and the same call trains the others\n"
+    ), err
+    assert process.returncode == 0
+    kept = {path.name: path.read_bytes() for path in rows.glob("*.json")}
+    assert 1 <= len(kept) < 20
+    with start() as process:
+        assert process.communicate(timeout=300)[0] == "20\n"
+    assert {name: (rows / name).read_bytes() for name in kept} == kept
 
 
 def test_the_notebook_runs_and_its_outputs_are_those_of_this_code():

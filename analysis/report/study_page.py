@@ -34,6 +34,8 @@ NAMES = (
     *("depth_profile", "best_depth", "loss", "accuracy", "accuracy_graded", "transition", "diagnostics"),
     *("gaps", "search", "training"),
 )
+#: Makers of the figures of the first screen; those of the others are in `study_sections`.
+FIRST = (best_depth.profile_figure, best_depth.figure)
 #: Words of the table of crossings.
 STATUS_WORDS = (
     "From the N of a crossing on the deeper model has the lower loss. Bracketed: beyond the noise, the shallower model "
@@ -77,17 +79,15 @@ def write_report(
         ValueError: the fit has no study to draw.
         OSError: the folder cannot be written.
     """
-    study_of_fit(fit)
     folder = Path(out)
-    history = None if search is None else search_data(runs, search, level=fit.level)
-    context = Context(runs, fit, entropy, curves, history, measures)
+    context = _context(runs, fit, entropy, curves, measures, search)
     links = {"fit.json: every number above": "fit.json", "runs.csv: every row": "runs.csv"}
     sections = study_sections(context, search.ended if search else "")
     page = Page(
         title=title,
         answers=findings(fit),
         confidence=confidence(fit),
-        figures=_made(context, best_depth.profile_figure, best_depth.figure),
+        figures=_made(context, *FIRST),
         next_steps=next_steps(fit),
         warnings=fit.warnings,
         sections=[*sections, provenance(facts or {}, links, spec_text)],
@@ -100,6 +100,34 @@ def write_report(
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
     return write_page(folder, page, NAMES, colours)
+
+
+def study_figures(
+    runs: RunTable,
+    fit: Fit,
+    *,
+    entropy: float | None = None,
+    curves: pd.DataFrame | None = None,
+    measures: pd.DataFrame | None = None,
+    search: SearchInfo | None = None,
+) -> list[Figure]:
+    """Return every figure of the page, in its order; the arguments and the ValueError are those of `write_report`."""
+    context = _context(runs, fit, entropy, curves, measures, search)
+    sections = study_sections(context, "")
+    return [*_made(context, *FIRST), *(figure for section in sections for figure in section.figures)]
+
+
+def _context(
+    runs: RunTable,
+    fit: Fit,
+    entropy: float | None,
+    curves: pd.DataFrame | None,
+    measures: pd.DataFrame | None,
+    search: SearchInfo | None,
+) -> Context:
+    study_of_fit(fit)
+    history = None if search is None else search_data(runs, search, level=fit.level)
+    return Context(runs, fit, entropy, curves, history, measures)
 
 
 def study_sections(context: Context, ended: str) -> list[Section]:

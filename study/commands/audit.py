@@ -15,7 +15,7 @@ from analysis.law.published import PublishedLaw, losses_of, published_law
 from analysis.law.shape import NearOptimal, Shape
 from analysis.numbers import short, span
 from analysis.tables import Column, Table
-from study.results.recommend import read_fit, shapes_by
+from study.results.recommend import NamedFit, named_fit, shapes_by
 from study.results.tables import rich_table
 
 #: What a verdict rests on, by `Shape.source`.
@@ -37,7 +37,7 @@ def audit_models(
     configs: Sequence[Path],
     shape: tuple[int | None, int | None, int | None] = (None, None, None),
     law: str | None = None,
-    fit_file: Path | None = None,
+    fit: Path | NamedFit | None = None,
     within: float = WITHIN,
 ) -> list[Audit]:
     """Compare models with a law, in the order given.
@@ -45,8 +45,8 @@ def audit_models(
     Args:
         configs: `config.json` files or folders that hold one.
         shape: depth, width and vocabulary of a model without a config; the vocabulary may be None.
-        law: name of a published law; levine2020 if neither this nor `fit_file` is given.
-        fit_file: a fit that is used instead, as `interplay recommend --fit` uses it.
+        law: name of a published law; levine2020 if neither this nor `fit` is given.
+        fit: a fit that is used instead, as `interplay recommend --fit` uses it.
         within: nats per token within which a depth counts as near-optimal.
 
     Raises:
@@ -64,8 +64,11 @@ def audit_models(
             "There is no model to audit: give a HuggingFace config.json, a folder with one, or --depth L --width D."
         )
     check_within(within)
-    chosen, losses = _law(law, fit_file, within)
-    audits = [audit(model, chosen, str(fit_file or "")) for model in models]
+    if fit is not None and law is not None:
+        raise InputError(f"Give one law: --law {law} or --fit, not both.")
+    named = None if fit is None else named_fit(fit)
+    chosen, losses = _law(law, named, within)
+    audits = [audit(model, chosen, named.name if named else "") for model in models]
     return [replace(item, near_optimal=losses(item.model.law_params, item.model.depth)) for item in audits]
 
 
@@ -74,17 +77,15 @@ _Best = PublishedLaw | Callable[[float], Shape]
 _Losses = Callable[[float, float], NearOptimal | None]
 
 
-def _law(name: str | None, fit_file: Path | None, within: float) -> tuple[_Best, _Losses]:
-    if fit_file is None:
+def _law(name: str | None, named: NamedFit | None, within: float) -> tuple[_Best, _Losses]:
+    if named is None:
         published = published_law(name or "levine2020")
         losses = losses_of(published)
         return published, lambda params, depth: near_optimal(losses, params, depth, losses.source, within)
-    if name is not None:
-        raise InputError(f"Give one law: --law {name} or --fit {fit_file}, not both.")
-    result = read_fit(fit_file)
+    result = named.fit
 
     def best(params: float) -> Shape:
-        return shapes_by(result, fit_file, [params], within)[0]
+        return shapes_by(named, [params], within)[0]
 
     return best, lambda params, depth: result.near_optimal(result.predict(params), depth, within)
 

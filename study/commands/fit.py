@@ -52,14 +52,13 @@ def report(reading: Reading, out: Path | None) -> None:
         refuse_results(out, "--out")
     elif spec is None:
         raise SpecError(
-            f"{reading.runs} is no study with a folder of its own; name the folder with --out DIR."
+            f"{reading.name} is no study with a folder of its own; name the folder with --out DIR."
         )
     if spec is not None and spec.vary is not None:
         page = report_of_series(spec, reading.results, out, level=reading.level, tokens=reading.tokens)
         say("Series: ", relative(page))
         return
     source = reading.source
-    title = Path(reading.runs).name if spec is None else spec.name
     if out is None:
         assert spec is not None
         paths = study_paths(spec, reading.results.resolve())
@@ -70,5 +69,5 @@ def report(reading: Reading, out: Path | None) -> None:
         except OtherStudyError as error:
             raise SpecError(f"{error} Name another folder with --out DIR.") from error
     fitted = fit_source(source, level=reading.level, tokens=reading.tokens)
-    path = write_report(source.table, fitted, out, title=title, **source.known)
+    path = write_report(source.table, fitted, out, title=source.title, **source.known)
     say("Report: ", relative(path))

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,21 +23,29 @@ if TYPE_CHECKING:
 LEAST_TRIALS = 3
 
 
-def read_number(text: str) -> float:
-    """Read a size such as 1e9 or 7B; InputError for any other text."""
+@dataclass(frozen=True)
+class NamedFit:
+    """A fit, and its name in messages: the path of its file, or the title of an answer."""
+
+    name: str
+    fit: "Fit"
+
+
+def read_number(size: str | float) -> float:
+    """Read a size such as 1e9 or 7B; InputError for anything else."""
     # A number needs no pydantic, which `study.spec.section` loads in 0.1 s.
-    with contextlib.suppress(ValueError):
-        return float(text)
+    with contextlib.suppress(TypeError, ValueError):
+        return float(size)
     from study.spec.section import read_size
 
     try:
-        return float(read_size(text))
-    except ValueError:
-        raise InputError(f"{text!r} is no size; write it as 1e9, or 7B.") from None
+        return float(read_size(size))
+    except (TypeError, ValueError):
+        raise InputError(f"{size!r} is no size; write it as 1e9, or 7B.") from None
 
 
 def recommend(
-    fit_file: Path | None, name: str | None, params: Sequence[float], within: float = WITHIN
+    fit: Path | NamedFit | None, name: str | None, params: Sequence[float], within: float = WITHIN
 ) -> tuple[str, list[Shape]]:
     """Return the source of the recommendation in words, and the best shape for each N.
 
@@ -50,7 +58,7 @@ def recommend(
     """
     if not params:
         raise InputError("Give the sizes: interplay recommend 1e9 7e9, in non-embedding parameters.")
-    if (fit_file is None) == (name is None):
+    if (fit is None) == (name is None):
         raise InputError(
             "Give one source: --fit results/NAME/fit.json for a study's own law, or --law levine2020 for a published "
             "one (not both)."
@@ -64,13 +72,19 @@ def recommend(
         return f"law of {published.source}", [
             replace(shape, near_optimal=item) for shape, item in zip(shapes, near, strict=True)
         ]
-    assert fit_file is not None
-    result = read_fit(fit_file)
+    assert fit is not None
+    named = named_fit(fit)
+    result = named.fit
     check = result.learning_rate.sentence if result.learning_rate else None
-    chosen = [replace(item, learning_rate=check) for item in shapes_by(result, fit_file, params, within)]
+    chosen = [replace(item, learning_rate=check) for item in shapes_by(named, params, within)]
     if all(shape.source == "measured" for shape in chosen):
-        return f"losses of {fit_file}", chosen
-    return f"laws of {fit_file}" if result.law.a is not None else f"loss surfaces of {fit_file}", chosen
+        return f"losses of {named.name}", chosen
+    return f"laws of {named.name}" if result.law.a is not None else f"loss surfaces of {named.name}", chosen
+
+
+def named_fit(fit: Path | NamedFit) -> NamedFit:
+    """Return a fit, read by `read_fit` if it is a file."""
+    return NamedFit(str(fit), read_fit(fit)) if isinstance(fit, Path) else fit
 
 
 def read_fit(path: Path) -> "Fit":
@@ -110,14 +124,15 @@ def _between_worse(best: "BestShape") -> tuple[int | None, int | None]:
     return low, high
 
 
-def shapes_by(result: "Fit", fit_file: Path, params: Sequence[float], within: float = WITHIN) -> list[Shape]:
+def shapes_by(named: NamedFit, params: Sequence[float], within: float = WITHIN) -> list[Shape]:
     """`shape_by` of each N; InputError if one of them has no answer."""
+    result = named.fit
     found = {value: shape_by(result, value, within) for value in params}
     if missing := [value for value, shape in found.items() if shape is None]:
         sizes = [shape.params for shape in result.best]
         inside = f" It has measured sizes from {min(sizes):,.0f} to {max(sizes):,.0f} only." if sizes else ""
         raise InputError(
-            f"The fit in {fit_file} has no law that reaches N = {', '.join(f'{value:g}' for value in missing)}: "
+            f"The fit in {named.name} has no law that reaches N = {', '.join(f'{value:g}' for value in missing)}: "
             f"{result.predict(missing[0]).reason}.{inside} Use --law levine2020 or liu2026 for a published law, or add "
             "depths, budgets or seeds to the study."
         )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from analysis.runs.files import SUFFIXES
 from analysis.runs.table import Count, RunTable, read_runs
 from study.errors import SpecError
@@ -13,7 +15,7 @@ from study.plan.plan import Plan, make_plan
 from study.search.make_search import make_search
 from study.spec.search import CrossingSection
 from study.spec.study import StudySpec, load_spec
-from study.tracking.ledger import outcomes, study_rows
+from study.tracking.ledger import outcomes, study_rows, with_recorded
 from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import study_paths
 from study.tracking.tables import curve_table, layer_table, run_table
@@ -25,8 +27,9 @@ class NoRowsError(SpecError):
 
 @dataclass(frozen=True)
 class Runs:
-    """The run table of RUNS; `known` holds arguments of `analysis.report.study_page.write_report`."""
+    """The run table of RUNS, the title of its report, and other arguments of `write_report` that are known."""
 
+    title: str
     table: RunTable
     known: dict[str, Any]
 
@@ -36,17 +39,19 @@ class StudyRuns(Runs):
     """The run table of a spec."""
 
     plan: Plan
+    failed: dict[str, str]
+    """Reasons of the failed cells, by title."""
 
 
 @dataclass(frozen=True)
 class Reading:
     """RUNS of `fit` and `report`, with the options that both verbs share.
 
-    RUNS is `mlflow:EXPERIMENT`, a file with an ending of `analysis.runs.table.SUFFIXES`, else a spec. The properties
-    raise a SpecError if an option does not go with it.
+    RUNS is `mlflow:EXPERIMENT`, a file with an ending of `analysis.runs.table.SUFFIXES`, else a spec; in Python also a
+    spec or a table that is loaded. The properties raise a SpecError if an option does not go with it.
     """
 
-    runs: str
+    runs: str | StudySpec | pd.DataFrame
     overrides: Sequence[str]
     """`key=value`; for a spec only."""
     columns: Sequence[str]
@@ -61,26 +66,35 @@ class Reading:
     level: float
 
     @property
+    def name(self) -> str:
+        """RUNS in messages."""
+        if isinstance(self.runs, pd.DataFrame):
+            return "the DataFrame"
+        return self.runs if isinstance(self.runs, str) else self.runs.name
+
+    @property
     def spec(self) -> StudySpec | None:
-        """The spec that RUNS names, if it names one."""
-        if self.runs.startswith("mlflow:"):
+        """The spec that RUNS is or names, if it does."""
+        if isinstance(self.runs, str) and self.runs.startswith("mlflow:"):
             return None
         if self.uri:
             raise SpecError(
-                f"--uri names the store of mlflow:EXPERIMENT, but {self.runs} is none; leave it out, or for a spec "
+                f"--uri names the store of mlflow:EXPERIMENT, but {self.name} is none; leave it out, or for a spec "
                 "write --set tracking.uri=URI."
             )
-        if Path(self.runs).suffix.lower() in SUFFIXES:
+        if isinstance(self.runs, pd.DataFrame):
             return None
-        spec = load_spec(self.runs, self.overrides)
+        if isinstance(self.runs, str) and Path(self.runs).suffix.lower() in SUFFIXES:
+            return None
+        spec = load_spec(self.runs, self.overrides) if isinstance(self.runs, str) else self.runs
         if self.count == "table":
             raise SpecError(
-                f"--count table takes N from the column params of a table, but {self.runs} is a spec, whose N is "
+                f"--count table takes N from the column params of a table, but {self.name} is a spec, whose N is "
                 "12·L·d²; leave it out."
             )
         if self.columns:
             raise SpecError(
-                f"--column renames the columns of a table, but {self.runs} is a spec; leave it out."
+                f"--column renames the columns of a table, but {self.name} is a spec; leave it out."
             )
         return spec
 
@@ -88,18 +102,21 @@ class Reading:
     def source(self) -> Runs:
         """The run table, and for a spec what a report can add."""
         if spec := self.spec:
-            return study_runs(spec, self.results, self.runs)
+            return study_runs(spec, self.results, self.name)
         if self.overrides:
-            raise SpecError(f"--set changes a spec, but {self.runs} is a run table; leave it out.")
+            raise SpecError(f"--set changes a spec, but {self.name} is a run table; leave it out.")
         names = {}
         for text in self.columns:
             ours, _, theirs = text.partition("=")
             if not (ours and theirs):
                 raise SpecError(f"--column {text!r} is not OURS=THEIRS, such as --column loss=final_loss.")
             names[ours] = theirs
-        is_experiment = self.runs.startswith("mlflow:")
+        if isinstance(self.runs, pd.DataFrame):
+            return Runs("a table", RunTable.from_frame(self.runs, names, count=self.count), {})
+        is_experiment = self.name.startswith("mlflow:")
         store = existing(named_store(self.uri, self.results)) if is_experiment else None
-        return Runs(read_runs(self.runs, names, tracking_uri=store, count=self.count), {})
+        table = read_runs(self.name, names, tracking_uri=store, count=self.count)
+        return Runs(Path(self.name).name, table, {})
 
 
 def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> StudyRuns:
@@ -128,7 +145,12 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> Stu
         "spec_text": spec.to_yaml(),
         "search": search_info(spec, plan, ending.words if ending else ""),
     }
-    return StudyRuns(table, known, plan)
+    failed = {
+        planned.title: row.reason or ""
+        for planned in with_recorded(plan, rows).pool
+        if (row := rows.get(planned.cell.key)) and row.status == "failed"
+    }
+    return StudyRuns(spec.name, table, known, plan, failed)
 
 
 def named_store(uri: str | None, results: Path) -> str:

@@ -6,10 +6,7 @@ from contextlib import contextmanager
 from analysis.errors import InputError as AnalysisError
 from trainables.errors import InputError
 
-NOTE = (
-    "An option --name of the command is the argument `name` here; for --column OURS=THEIRS write OURS='THEIRS', for "
-    "--set KEY=VALUE the argument 'KEY=VALUE'."
-)
+NOTE = "An option --name of the command is the argument `name` here; for --column OURS=THEIRS write OURS='THEIRS'."
 
 
 @contextmanager

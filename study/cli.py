@@ -70,9 +70,6 @@ ChangesArgument = Annotated[
         metavar="KEY=VALUE", help="keys of the spec with other values: training.seeds=5", show_default=False
     ),
 ]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="the same, as an option")
-]
 ResultsOption = Annotated[Path, typer.Option(envvar="INTERPLAY_RESULTS", help="folder of all results")]
 UriOption = Annotated[
     str | None, typer.Option(help="MLflow store; default: MLFLOW_TRACKING_URI, else the results folder")
@@ -125,11 +122,6 @@ def main() -> None:
         )
 
 
-def _all(changes: list[str] | None, overrides: list[str] | None) -> list[str]:
-    """The overrides of a command, those after the spec and those of `--set`."""
-    return [*(changes or ()), *(overrides or ())]
-
-
 def _fail(text: str) -> None:
     # A name of a file may hold bytes that are no text.
     text = shortened(text, LONGEST_MESSAGE).encode("utf-8", "backslashreplace").decode()
@@ -141,7 +133,6 @@ def _fail(text: str) -> None:
 def plan(
     spec: SpecArgument,
     changes: ChangesArgument = None,
-    overrides: SetOption = None,
     as_json: JsonOption = False,
     cell: Annotated[
         str | None, typer.Option(metavar="KEY", help="print one cell as JSON, for `python -m trainables`")
@@ -151,16 +142,15 @@ def plan(
     from study.commands import plan as verb
 
     if cell:
-        verb.show_cell(spec, _all(changes, overrides), cell)
+        verb.show_cell(spec, changes or (), cell)
     else:
-        verb.show_plan(spec, _all(changes, overrides), as_json=as_json)
+        verb.show_plan(spec, changes or (), as_json=as_json)
 
 
 @app.command()
 def power(
     spec: SpecArgument,
     changes: ChangesArgument = None,
-    overrides: SetOption = None,
     assume: Annotated[
         list[str] | None,
         typer.Option(
@@ -177,14 +167,13 @@ def power(
     """Simulate a study: how wide its intervals will be, also with more seeds or sizes. Trains nothing."""
     from study.commands.plan import show_power
 
-    show_power(spec, _all(changes, overrides), assume or (), pilot, studies, as_json=as_json)
+    show_power(spec, changes or (), assume or (), pilot, studies, as_json=as_json)
 
 
 @app.command()
 def run(
     spec: SpecArgument,
     changes: ChangesArgument = None,
-    overrides: SetOption = None,
     slots: Annotated[
         int | None, typer.Option("-j", metavar="N", help="devices used at a time: resources.slots=N")
     ] = None,
@@ -198,7 +187,7 @@ def run(
 
     named = {"resources.slots": slots, "resources.device": device}
     short = [f"{key}={value}" for key, value in named.items() if value is not None]
-    raise typer.Exit(verb.run(spec, [*_all(changes, overrides), *short], results, RESULTS))
+    raise typer.Exit(verb.run(spec, [*(changes or ()), *short], results, RESULTS))
 
 
 @app.command()
@@ -214,7 +203,6 @@ def presets(as_json: JsonOption = False) -> None:
 def submit(
     spec: SpecArgument,
     changes: ChangesArgument = None,
-    overrides: SetOption = None,
     cluster: ClusterOption = None,
     address: AddressOption = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="do not follow the log")] = False,
@@ -225,9 +213,7 @@ def submit(
     """Run a study on a cluster, as a Ray job, and follow its log."""
     from study.cluster import submit as verb
 
-    raise typer.Exit(
-        verb.submit(spec, _all(changes, overrides), cluster, address, submission_id, wait=not no_wait)
-    )
+    raise typer.Exit(verb.submit(spec, changes or (), cluster, address, submission_id, wait=not no_wait))
 
 
 @app.command()
@@ -264,7 +250,6 @@ def status(
         ),
     ] = None,
     changes: ChangesArgument = None,
-    overrides: SetOption = None,
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
@@ -275,11 +260,9 @@ def status(
     from study.spec.study import load_spec
 
     if spec is None:
-        if changes or overrides:
-            raise SpecError("--set changes a spec; name one, or leave it out.")
         show(*status_of_all(results), as_json=as_json)
         return
-    loaded = load_spec(spec, _all(changes, overrides))
+    loaded = load_spec(spec, changes or ())
     document, view = (of_study if loaded.vary is None else of_series)(loaded, results)
     show(document, view, as_json=as_json)
 
@@ -288,14 +271,13 @@ def status(
 def mirror(
     spec: SpecArgument,
     changes: ChangesArgument = None,
-    overrides: SetOption = None,
     results: ResultsOption = RESULTS,
 ) -> None:
     """Send the rows of a study that MLflow lacks, all of them to an empty store; `interplay run` does so as well."""
     from study.spec.study import load_spec, studies
     from study.tracking.mlflow_mirror import mirror_study
 
-    for one in studies(load_spec(spec, _all(changes, overrides))):
+    for one in studies(load_spec(spec, changes or ())):
         Console().print(mirror_study(one, results), markup=False, soft_wrap=True)
 
 
@@ -303,7 +285,6 @@ def mirror(
 def fit(
     runs: RunsArgument,
     changes: ChangesArgument = None,
-    overrides: SetOption = None,
     column: ColumnOption = None,
     count: CountOption = "nonembedding",
     tokens: TokensOption = None,
@@ -317,7 +298,7 @@ def fit(
     from study.commands import fit as verb
     from study.results.sources import Reading
 
-    reading = Reading(runs, _all(changes, overrides), column or (), count, tokens, results, uri, level)
+    reading = Reading(runs, changes or (), column or (), count, tokens, results, uri, level)
     verb.fit(reading, out, as_json=as_json)
 
 
@@ -325,7 +306,6 @@ def fit(
 def report(
     runs: RunsArgument,
     changes: ChangesArgument = None,
-    overrides: SetOption = None,
     column: ColumnOption = None,
     count: CountOption = "nonembedding",
     tokens: TokensOption = None,
@@ -341,7 +321,7 @@ def report(
     from study.commands import fit as verb
     from study.results.sources import Reading
 
-    reading = Reading(runs, _all(changes, overrides), column or (), count, tokens, results, uri, level)
+    reading = Reading(runs, changes or (), column or (), count, tokens, results, uri, level)
     verb.report(reading, out)
 
 

@@ -1,4 +1,4 @@
-"""Hostile input, drawn at random: specs, `--set` and run tables. Only an answer or a user's error may come of it.
+"""Hostile input, drawn at random: specs, overrides and run tables. Only an answer or a user's error may come of it.
 
 A case may take 10 s of processor time and 1 GiB of memory, and a message 2,000 characters. The gate has fixed seeds.
 `make test-all` goes on with others for `INTERPLAY_FUZZ_SECONDS`, a minute, and `make fuzz` for an hour.
@@ -172,7 +172,7 @@ def like(value: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def overrides(draw: st.DrawFn) -> str:
-    """`--set` of a key, often with a value of its type."""
+    """An override of a key, often with a value of its type."""
     kind = draw(st.sampled_from(["usual", "usual", "absurd", "absurd", "absurd", "text"]))
     if kind == "text":
         return draw(st.text(max_size=30))

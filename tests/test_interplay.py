@@ -196,8 +196,8 @@ FRAME = pd.DataFrame({"depth": [1, 2], "width": [8, 8], "loss": [2.0, 1.9]})
 @pytest.mark.parametrize(
     ("source", "changes", "options", "said"),
     [
-        (FRAME, ["training.seeds=2"], {}, "--set changes a spec"),
-        (TABLE, ["training.seeds=2"], {}, "--set changes a spec"),
+        (FRAME, ["training.seeds=2"], {}, "changes a spec"),
+        (TABLE, ["training.seeds=2"], {}, "changes a spec"),
         (FRAME, [], {"uri": "sqlite:///x"}, "--uri names the store"),
         ("quickstart", [], {"uri": "sqlite:///x"}, "--uri names the store"),
         (interplay.load_spec("quickstart"), [], {"uri": "sqlite:///x"}, "--uri names the store"),

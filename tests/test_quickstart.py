@@ -36,8 +36,7 @@ def interplay(folder, *arguments):
 
 
 def short_study(folder):
-    overrides = [text for value in SHORT for text in ("--set", value)]
-    return interplay(folder, "run", "quickstart", "--results", str(folder / "results"), *overrides)
+    return interplay(folder, "run", "quickstart", "--results", str(folder / "results"), *SHORT)
 
 
 @pytest.fixture(scope="module")

@@ -185,16 +185,16 @@ def pack(source: str, overrides: Sequence[str], spec: StudySpec, folder: Path) -
         (folder / entry.name).symlink_to(entry)
     raw = spec.model_dump(mode="json")
     sent = raw | {key: _relocated(raw[key], checkout) for key in ("data", "vary") if key in raw}
-    name, sets = source, [word for text in overrides for word in ("--set", text)]
+    name, changes = source, list(overrides)
     # Paths of a spec are absolute.
     if sent != raw or source not in yaml_file.preset_names():
-        name, sets = f"{spec.name}.submitted.yaml", []
+        name, changes = f"{spec.name}.submitted.yaml", []
         # It may be a link to a file of the user.
         (folder / name).unlink(missing_ok=True)
         (folder / name).write_text(
             yaml.safe_dump(sent, sort_keys=False, allow_unicode=True), encoding="utf-8"
         )
-    return shlex.join(["python", "-m", "study", "run", name, *sets])
+    return shlex.join(["python", "-m", "study", "run", name, *changes])
 
 
 def _relocated(value: Any, checkout: Path | None, *, is_path: bool = False) -> Any:

@@ -28,7 +28,7 @@ def study_fit(plan: "Plan", table: "RunTable", **options: Any) -> "Fit":
 
 
 def planned_depth(plan: "Plan", following: "NextDepth") -> "NextDepth":
-    """The next depth with the `--set` that adds it, and the cells and FLOPs that this adds if they can be planned."""
+    """The next depth with the override that adds it, and the cells and FLOPs that this adds if they can be planned."""
     from study.errors import SpecError
     from study.spec.frontier import shapes
 
@@ -41,7 +41,7 @@ def planned_depth(plan: "Plan", following: "NextDepth") -> "NextDepth":
         for found in shapes(spec.frontier.model_copy(update={"depths": depths}))
         if found.shape.depth == following.depth
     ]
-    following = replace(following, how=f"--set frontier.depths=[{','.join(map(str, depths))}]")
+    following = replace(following, how=f"frontier.depths=[{','.join(map(str, depths))}]")
     try:
         cells = [cell for found in more for cell in plan.planner.cells(found, spec.training.seed_values)]
     except SpecError:  # the option itself reports why a shape cannot be trained
@@ -52,7 +52,7 @@ def planned_depth(plan: "Plan", following: "NextDepth") -> "NextDepth":
 
 
 def planned_check(plan: "Plan", study: "Study") -> "RateCheck | None":
-    """The check with the cells, FLOPs and seconds of its missing part by the plan, and the `--set` that adds it.
+    """The check with the cells, FLOPs and seconds of its missing part by the plan, and the override that adds it.
 
     None if no pair of depths can be compared.
     """
@@ -69,7 +69,7 @@ def planned_check(plan: "Plan", study: "Study") -> "RateCheck | None":
     return replace(
         check,
         runs=len(cells),
-        how=f"add it with `{' '.join(f'--set {text}' for text in sets)}`",
+        how=f"add it with `{' '.join(sets)}`",
         flops=math.fsum(cell.flops for cell in cells),
         seconds=wall_seconds([(cell.seconds, cell.layout.ranks) for cell in cells], plan.slots),
     )

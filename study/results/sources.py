@@ -80,7 +80,7 @@ class Reading:
         if self.uri:
             raise SpecError(
                 f"--uri names the store of mlflow:EXPERIMENT, but {self.name} is none; leave it out, or for a spec "
-                "write --set tracking.uri=URI."
+                "write tracking.uri=URI."
             )
         if isinstance(self.runs, pd.DataFrame):
             return None
@@ -104,7 +104,9 @@ class Reading:
         if spec := self.spec:
             return study_runs(spec, self.results, self.name)
         if self.overrides:
-            raise SpecError(f"--set changes a spec, but {self.name} is a run table; leave it out.")
+            raise SpecError(
+                f"{self.overrides[0]} changes a spec, but {self.name} is a run table; leave it out."
+            )
         names = {}
         for text in self.columns:
             ours, _, theirs = text.partition("=")

@@ -120,7 +120,7 @@ class Experiment:
             raise SpecError(
                 f"the MLflow experiment {name!r} in {uri} is deleted; restore it there "
                 f"(mlflow experiments restore --experiment-id {self.id}), or give the study another "
-                "name with --set tracking.experiment=NAME."
+                "name with tracking.experiment=NAME."
             )
 
     def runs(self, condition: str = CELL_RUNS) -> Iterator[Any]:

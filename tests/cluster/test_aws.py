@@ -106,8 +106,8 @@ def alone(tmp_path_factory):
         (folder / f"{name}.yaml").write_text(text)
     # One after the other: two starts of Ray at once exceed Ray's own time limit.
     script = " && ".join(
-        f"{sys.executable} -m study run {name}.yaml --set resources.pool=any --set resources.slots=2 "
-        "--set resources.cpus_per_trial=1"
+        f"{sys.executable} -m study run {name}.yaml resources.pool=any resources.slots=2 "
+        "resources.cpus_per_trial=1"
         for name in ("gang", "lost")
     )
     with (folder / "log").open("w") as log:
@@ -319,7 +319,7 @@ def test_a_full_disk_and_a_pool_without_machines_are_named_and_the_studies_go_on
         said = cluster.wait_for(lambda: "could be started" in scarce.out() and scarce.out(), "the news", 120)
         said = " ".join(said.split())
         assert f"No machine of type on_demand ({MACHINE}) could be started" in said
-        assert "--set resources.pool=NAME" in said
+        assert "resources.pool=NAME" in said
         assert not simulation.instances("on_demand")
         simulation.refuse()
         assert scarce.wait(200) == 0, scarce.out() + scarce.err()

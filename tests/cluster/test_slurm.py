@@ -30,7 +30,7 @@ NEEDED = (
     "sinfo",
 )
 TRUSTED = "/usr/sbin:/usr/bin:/sbin:/bin"
-STUDY = ("quickstart", "--set=training.seeds=1", "--set=training.steps=200", "--set=frontier.depths=[1,2]")
+STUDY = ("quickstart", "training.seeds=1", "training.steps=200", "frontier.depths=[1,2]")
 
 
 class Slurm:

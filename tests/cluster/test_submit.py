@@ -149,10 +149,9 @@ def sent(dashboard, monkeypatch):
 
     def sent(source, *overrides):
         dashboard.accepts = True
-        sets = [word for text in overrides for word in ("--set", text)]
         monkeypatch.setattr(
             "sys.argv",
-            ["interplay", "submit", str(source), *sets, "--address", dashboard.address, "--no-wait"],
+            ["interplay", "submit", str(source), *overrides, "--address", dashboard.address, "--no-wait"],
         )
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -169,9 +168,7 @@ def sent(dashboard, monkeypatch):
 
 def test_a_preset_is_called_by_its_name_with_its_overrides(sent, checkout):
     entrypoint, files = sent("quickstart", "training.seeds=1", "frontier.depths=[1, 2]")
-    assert (
-        entrypoint == "python -m study run quickstart --set training.seeds=1 --set 'frontier.depths=[1, 2]'"
-    )
+    assert entrypoint == "python -m study run quickstart training.seeds=1 'frontier.depths=[1, 2]'"
     assert {"study/__main__.py", "pyproject.toml", "corpus.txt"} <= set(files)
     assert not {"results/big.bin", "secret.txt"} & set(files)
 
@@ -207,7 +204,7 @@ def test_the_files_of_a_series_go_along_too(sent, checkout, dashboard, capsys, m
     assert {"corpus.txt", "other.txt"} <= set(files)
     assert yaml.safe_load(files["text.submitted.yaml"])["vary"] == {"data.path": ["corpus.txt", "other.txt"]}
     series = "vary={data.path: [corpus.txt, secret.txt]}"
-    assert "ignore excludes" in refused(capsys, monkeypatch, "text", "--set", series)
+    assert "ignore excludes" in refused(capsys, monkeypatch, "text", series)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +220,7 @@ def test_data_that_the_cluster_would_not_have_are_refused(
     checkout, dashboard, capsys, monkeypatch, tmp_path, path, message
 ):
     (tmp_path / "mine.txt").write_text("my words\n" * 100)
-    assert message in refused(capsys, monkeypatch, "text", "--set", f"data.path={path}")
+    assert message in refused(capsys, monkeypatch, "text", f"data.path={path}")
     assert not dashboard.asked
 
 
@@ -329,7 +326,7 @@ def test_the_address_asked_for_is_the_one_that_is_used_and_the_token_is_sent(das
     "running",
     [
         job(metadata={"interplay_study": "quickstart"}),
-        job(entrypoint="python -m study run quickstart --set training.seeds=1"),
+        job(entrypoint="python -m study run quickstart training.seeds=1"),
         job(entrypoint="python -m study run presets/quickstart.yaml", status="PENDING"),
     ],
 )
@@ -359,11 +356,11 @@ def test_other_jobs_do_not_matter(dashboard, capsys, monkeypatch, other):
     ("arguments", "message"),
     [
         (["quickstrat"], "did you mean `quickstart`?"),
-        (["quickstart", "--set", "training.deepspeed={nonsense: 1}"], "nonsense"),
+        (["quickstart", "training.deepspeed={nonsense: 1}"], "nonsense"),
         (["quickstart", "--cluster", "absent.yaml"], "no cluster file absent.yaml"),
         (["quickstart", "--address", "nowhere"], "not the address of a dashboard"),
         (["quickstart", "--address", "http://127.0.0.1:9"], "no cluster answers on http://127.0.0.1:9"),
-        (["text", "--set", "data.path=/etc/hostname"], "does not have"),
+        (["text", "data.path=/etc/hostname"], "does not have"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_sent(dashboard, capsys, monkeypatch, arguments, message):
@@ -381,7 +378,7 @@ def test_a_missing_token_is_refused_before_anything_is_sent(dashboard, capsys, m
 
 def test_a_study_that_does_not_fit_the_clusters_machines_is_not_sent(dashboard, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    arguments = ("quickstart", "--set", "resources.pool=huge", "--cluster", "cluster/aws.yaml")
+    arguments = ("quickstart", "resources.pool=huge", "--cluster", "cluster/aws.yaml")
     err = refused(capsys, monkeypatch, *arguments, "--address", dashboard.address)
     assert "`resources.pool` is 'huge'" in err
     assert not dashboard.asked
@@ -392,7 +389,7 @@ def test_warnings_and_the_price_are_printed_and_do_not_stop_it(dashboard, capsys
     (tmp_path / ".ray/interplay-token").write_text("def")
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "200")
-    many = ["--set", "resources.slots=500"]
+    many = ["resources.slots=500"]
     arguments = [
         "submit",
         "quickstart",
@@ -590,7 +587,7 @@ def end_head(process):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-TINY = ("--set", "training.steps=20", "--set", "frontier.depths=[1]", "--set", "training.seeds=1")
+TINY = ("training.steps=20", "frontier.depths=[1]", "training.seeds=1")
 
 
 def environment(head):
@@ -615,7 +612,7 @@ def taken(head):
     """A study that fails only on the head, where a file has the path of its results folder."""
     (head["folder"] / "results").mkdir(exist_ok=True)
     (head["folder"] / "results/taken").write_text("")
-    return (SMALL, *TINY, "--set", "name=taken", "--address", head["address"])
+    return (SMALL, *TINY, "name=taken", "--address", head["address"])
 
 
 @pytest.mark.slow
@@ -640,7 +637,7 @@ def test_without_the_clusters_token_nothing_runs(head, tmp_path, token, message)
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_following_and_not_the_job(head):
-    long = ("--set", "name=long", "--set", "training.steps=20000")
+    long = ("name=long", "training.steps=20000")
     clean = environment_without("RAY_", "INTERPLAY_")
     started = [sys.executable, "-u", "-m", "study", "submit", str(SMALL), *long, "--address", head["address"]]
     process = subprocess.Popen(

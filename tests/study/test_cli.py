@@ -66,8 +66,8 @@ def test_plan_writes_one_cell_for_training_by_hand(command):
     ("arguments", "message"),
     [
         (["plan", "quickstrat"], "did you mean `quickstart`?"),
-        (["plan", "quickstart", "--set", "frontier.depth=3"], "did you mean `depths`?"),
-        (["run", "quickstart", "--set", "training.steps=many"], "training.steps"),
+        (["plan", "quickstart", "frontier.depth=3"], "did you mean `depths`?"),
+        (["run", "quickstart", "training.steps=many"], "training.steps"),
         (["run", "absent.yaml"], "absent.yaml"),
         (["fit", "absent.csv"], "absent.csv"),
         (["fit", "mlflow:nothing"], "no MLflow store"),
@@ -80,19 +80,19 @@ def test_plan_writes_one_cell_for_training_by_hand(command):
         (["ui"], "interplay run quickstart"),
         (["plan", "quickstart", "--bogus"], "--bogus"),
         (["plan"], "SPEC"),
-        (["run", "text", "--set", "data.path=absent.txt"], "absent.txt"),
-        (["run", "quickstart", "--set", "tracking.uri=http://localhost:abc"], "port that is not a number"),
+        (["run", "text", "data.path=absent.txt"], "absent.txt"),
+        (["run", "quickstart", "tracking.uri=http://localhost:abc"], "port that is not a number"),
         (["run", "quickstart", "--results", "a?b"], "has a `?` or a `%` code in its path"),
         (["ui", "--port", "70000"], "less than or equal to 65535"),
         (["ui", "--uri", "sqlite:///absent.db"], "no MLflow store"),
         (["fit", "mlflow:x", "--uri", "sqlite:///absent.db"], "no MLflow store"),
         (["fit", "mlflow:x", "--uri", "http://127.0.0.1:9"], "does not answer"),
-        (["fit", "quickstart", "--uri", "sqlite:///absent.db"], "--set tracking.uri=URI"),
+        (["fit", "quickstart", "--uri", "sqlite:///absent.db"], "write tracking.uri=URI"),
         (
-            ["fit", "quickstart", "--set", "tracking.uri=sqlite:///absent.db"],
+            ["fit", "quickstart", "tracking.uri=sqlite:///absent.db"],
             "quickstart/rows yet",
         ),
-        (["report", "quickstart", "--set", "tracking.uri=sqlite:///absent.db", "--out", "x"], "no rows"),
+        (["report", "quickstart", "tracking.uri=sqlite:///absent.db", "--out", "x"], "no rows"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -107,7 +107,7 @@ def test_wrong_input_ends_with_status_2_and_one_paragraph_on_stderr(command, tmp
 
 def test_options_that_do_not_go_with_their_source_are_refused(command, tmp_path):
     path = table(tmp_path, RUNS)
-    assert "--set changes a spec" in command("fit", path, "--set", "a.b=1")[2]
+    assert "a.b=1 changes a spec" in command("fit", path, "a.b=1")[2]
     assert "--column renames" in command("fit", "quickstart", "--column", "loss=x")[2]
     assert "OURS=THEIRS" in command("fit", path, "--column", "loss")[2]
 
@@ -455,7 +455,7 @@ def test_no_password_of_the_environment_is_shown(command, monkeypatch):
 
 def test_asking_for_a_status_makes_nothing(command, tmp_path):
     for uri in ("auto", "sqlite:///absent.db", "http://127.0.0.1:9"):
-        status, out, err = command("status", SMALL, "--json", "--set", f"tracking.uri={uri}")
+        status, out, err = command("status", SMALL, "--json", f"tracking.uri={uri}")
         assert (status, err) == (0, "")
         assert json.loads(out)["counts"] == {"missing": 45}
     assert list(tmp_path.iterdir()) == []
@@ -497,7 +497,7 @@ def test_the_rows_are_mirrored_to_mlflow_again_and_not_twice(command, tmp_path, 
     assert seen[0] == seen[1] == seen[2]
     assert seen[0][1]["train_loss"] == [10, 20]
     assert [end for _, _, end in sorted(seen[0][0].values(), key=lambda one: one[2])] == [1000, 2000, 3000]
-    assert command("mirror", SMALL, "--set", "tracking.uri=http://127.0.0.1:9")[0] == 2
+    assert command("mirror", SMALL, "tracking.uri=http://127.0.0.1:9")[0] == 2
 
 
 def test_a_hash_in_the_results_path_is_fine(tmp_path):
@@ -523,8 +523,8 @@ def test_make_keeps_a_results_path_with_a_space_in_one_piece():
 
 def test_overrides_follow_the_spec_with_or_without_an_option(command):
     plain = command("plan", SMALL, "training.seeds=1", "frontier.depths=[1, 2]", "--json")
-    option = command("plan", SMALL, "--set", "training.seeds=1", "--set", "frontier.depths=[1, 2]", "--json")
-    mixed = command("plan", "--json", SMALL, "training.seeds=1", "--set", "frontier.depths=[1, 2]")
+    option = command("plan", SMALL, "training.seeds=1", "frontier.depths=[1, 2]", "--json")
+    mixed = command("plan", "--json", SMALL, "training.seeds=1", "frontier.depths=[1, 2]")
     assert plain == option == mixed
     assert len(json.loads(plain[1])["cells"]) == 2 * 5
     status, out, err = command("plan", SMALL, "training.seeds")

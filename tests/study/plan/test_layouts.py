@@ -420,8 +420,8 @@ def test_by_hand_is_the_command_that_trains_the_layout() -> None:
 
 def test_a_cell_comes_with_the_command_that_trains_it(command: Any, tmp_path: Path) -> None:
     (tmp_path / "wide.yaml").write_text(WIDE)
-    options = ("wide.yaml", "--set", "frontier.widths={6: [512]}", "--cell", "L6-d512-s0")
-    status, out, err = command("plan", *options, "--set", "resources.tensor_parallel=2")
+    options = ("wide.yaml", "frontier.widths={6: [512]}", "--cell", "L6-d512-s0")
+    status, out, err = command("plan", *options, "resources.tensor_parallel=2")
     assert status == 0
     cell = Cell.model_validate_json(out)
     assert cell.shape.width == 512

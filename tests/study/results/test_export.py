@@ -373,12 +373,10 @@ def test_a_study_keeps_its_weights_and_exports_them(tmp_path):
 
     # The wider cells are gangs of two, the cell that is exported among them.
     wide = (
-        "--set",
         "resources.tensor_parallel={min_width: {2: 16}}",
-        "--set",
         "resources.shard_vocabulary=always",
     )
-    interplay("run", "whole.yaml", "--set", "training.seeds=1", *wide)
+    interplay("run", "whole.yaml", "training.seeds=1", *wide)
     where = StudyPaths(tmp_path / "results", "whole")
     cells = make_plan(load_spec(str(where.folder / "spec.yaml"))).cells
     assert {path.name for path in where.models.iterdir()} == {planned.cell.key for planned in cells}

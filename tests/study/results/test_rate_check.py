@@ -1,4 +1,4 @@
-"""The check of the learning rate of a study: what its missing part takes is what the `--set` it names adds."""
+"""The check of the learning rate of a study: what its missing part takes is what the override it names adds."""
 
 import io
 import json
@@ -37,8 +37,8 @@ def table_of(cells, best=1.0, harm=0.03):
 
 
 def added(check):
-    """The values of the `--set` that the sentence names."""
-    return re.findall(r"--set ([^\s`]+)", check.sentence)
+    """The overrides that the sentence names."""
+    return re.findall(r"[\w.]+=[^\s`]+", check.sentence)
 
 
 def keys(cells):
@@ -120,7 +120,7 @@ def test_the_next_depth_costs_what_its_option_adds_to_the_plan():
     deepest = frame["depth"] == frame["depth"].max()
     better = RunTable.from_frame(frame.assign(loss=frame["loss"] - 0.3 * deepest))
     following = study_fit(plan, better).next_depth
-    more = make_plan(load_spec(SMALL, [following.how.removeprefix("--set ")]))
+    more = make_plan(load_spec(SMALL, [following.how]))
     assert following.runs == len(more.cells) - len(plan.cells) > 0
     assert following.flops == pytest.approx(
         sum(p.flops for p in more.cells) - sum(p.flops for p in plan.cells)

@@ -88,7 +88,7 @@ def test_without_a_spec_the_status_lists_all_studies_of_the_folder(command, tmp_
     assert broken["study"] == "broken"
     assert broken["problem"]
     assert len(command("status")[1].strip().splitlines()) == 3
-    assert command("status", "--set", "training.seeds=5")[0] == 2
+    assert command("status", "training.seeds=5")[0] == 2
 
 
 def test_asking_for_a_status_takes_no_lock(tmp_path):

@@ -143,7 +143,7 @@ def test_the_preset_compares_depths_of_one_width_in_minutes():
 def test_the_preset_shows_the_collapse_and_its_second_run_the_same(tmp_path):
     command = [sys.executable, "-m", "study", "run", "rank-collapse", "--results", str(tmp_path)]
     for value in ("training.steps=30", "training.seeds=1", "resources.slots=1"):
-        command += ["--set", value]
+        command += [value]
     environment = {**environment_without("RAY_", "MLFLOW_"), "HOME": str(tmp_path / "home")}
     figure = tmp_path / "rank-collapse" / "figures" / "diagnostics.csv"
     written = []

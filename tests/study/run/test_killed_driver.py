@@ -99,7 +99,7 @@ def test_the_command_killed_between_the_row_file_and_mlflow_goes_on(tmp_path):
     """One of the stages above with real trials."""
     stage = "after the row file"
     laptop = Laptop(tmp_path)
-    overrides = laptop.overrides([*TWO, "training.steps=40"])
+    overrides = [*TWO, "training.steps=40"]
     program = [sys.executable, "-m", "tests.study.run.kill_stages", stage, "run", str(tmp_path / "tiny.yaml")]
     killed = subprocess.run(
         [*program, "--results", str(laptop.results), *overrides],

@@ -72,9 +72,6 @@ class Laptop:
         self.started.append(process)
         return process
 
-    def overrides(self, values):
-        return [text for value in values for text in ("--set", value)]
-
     def rows(self):
         with (self.results / "tiny" / "runs.csv").open() as file:
             return list(csv.DictReader(file))
@@ -137,7 +134,7 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     assert "nothing to train" in again.stdout
     assert laptop.rows() == rows, "read back from the row files, the run table is the same to the last digit"
 
-    more = laptop.run("run", "tiny.yaml", "--set", "training.seeds=3")
+    more = laptop.run("run", "tiny.yaml", "training.seeds=3")
     assert more.returncode == 0, more.stdout + more.stderr
     assert "4 cells in" in more.stdout
     assert len(laptop.rows()) == 12
@@ -160,7 +157,7 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
 
 
 def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):
-    overrides = laptop.overrides([*SHORT, "training.seeds=1"])
+    overrides = [*SHORT, "training.seeds=1"]
     process = laptop.start("run", "tiny.yaml", *overrides)
     laptop.wait_for(laptop.checkpoints, process)
     trials = [
@@ -189,7 +186,7 @@ def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):
 
 
 def test_after_a_killed_driver_the_next_run_finishes_the_study(laptop):
-    overrides = laptop.overrides(TWO)
+    overrides = list(TWO)
     process = laptop.start("run", "tiny.yaml", *overrides)
     laptop.wait_for(lambda: list(laptop.results.glob("tiny/checkpoints/*/*/complete.json")), process)
     ray = [p for p in psutil.Process(process.pid).children(recursive=True) if "Agent" not in p.name()]
@@ -209,7 +206,7 @@ def test_after_a_killed_driver_the_next_run_finishes_the_study(laptop):
 
 
 def test_a_stopped_study_says_how_to_go_on_and_does(laptop):
-    overrides = laptop.overrides(TWO)
+    overrides = list(TWO)
     process = laptop.start("run", "tiny.yaml", *overrides)
     laptop.wait_for(laptop.checkpoints, process)
     process.send_signal(signal.SIGINT)
@@ -229,7 +226,7 @@ def test_a_stopped_study_says_how_to_go_on_and_does(laptop):
 
 @pytest.mark.extended
 def test_a_study_stopped_before_its_first_trial_ends_as_cleanly(laptop):
-    process = laptop.start("run", "tiny.yaml", *laptop.overrides(TWO))
+    process = laptop.start("run", "tiny.yaml", *TWO)
     # The data is being packed or Ray started.
     laptop.wait_for((laptop.results / "data").is_dir, process)
     process.send_signal(signal.SIGINT)
@@ -277,7 +274,7 @@ def check_saved_and_resumed(laptop, overrides):
 
 @pytest.mark.extended
 def test_the_ranks_of_a_running_cell_save_when_a_study_is_terminated(laptop):
-    overrides = laptop.overrides([*UNSAVED[:-1], "resources.tensor_parallel=2"])
+    overrides = [*UNSAVED[:-1], "resources.tensor_parallel=2"]
     process = laptop.start("run", "tiny.yaml", *overrides)
     wait_for_trial(laptop, process)
     process.send_signal(signal.SIGTERM)
@@ -290,7 +287,7 @@ def test_the_ranks_of_a_running_cell_save_when_a_study_is_terminated(laptop):
 @pytest.mark.extended
 def test_a_closed_terminal_stops_a_study_as_cleanly(laptop):
     """The kernel sends SIGHUP to every process of the terminal, those of Ray included."""
-    overrides = laptop.overrides(UNSAVED)
+    overrides = list(UNSAVED)
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(laptop.folder)
@@ -322,7 +319,7 @@ def test_a_dead_tracking_server_neither_stops_nor_slows_a_study_and_gets_its_row
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    where = laptop.overrides([f"tracking.uri=http://127.0.0.1:{port}", "training.steps=10", ALONE])
+    where = [f"tracking.uri=http://127.0.0.1:{port}", "training.steps=10", ALONE]
     done = laptop.run("run", "tiny.yaml", *where)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "does not answer" in done.stdout
@@ -384,7 +381,7 @@ def test_a_full_disk_ends_a_study_with_a_message_and_nothing_recorded_is_lost(la
     if not shutil.which("mount") or subprocess.run(options, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system needs root")
     try:
-        overrides = laptop.overrides(TWO)
+        overrides = list(TWO)
         process = laptop.start("run", "tiny.yaml", *overrides)
         laptop.wait_for(laptop.checkpoints, process)
         with contextlib.suppress(OSError), (laptop.results / "filler").open("wb") as filler:
@@ -407,7 +404,7 @@ def test_a_full_disk_ends_a_study_with_a_message_and_nothing_recorded_is_lost(la
 
 def test_data_that_cannot_be_used_leaves_no_run_open(laptop):
     (laptop.folder / "tiny.txt").write_text("abc\n")
-    done = laptop.run("run", "text", "--set", "data.path=tiny.txt")
+    done = laptop.run("run", "text", "data.path=tiny.txt")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     store = Experiment(tracking_uri("auto", laptop.results), "text")

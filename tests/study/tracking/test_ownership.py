@@ -143,7 +143,7 @@ def test_a_series_with_fewer_members_does_not_replace_the_page_of_all(command, t
     folder = tmp_path / "results" / "small"
     folder.mkdir(parents=True)
     (folder / "series.yaml").write_text(series.to_yaml())
-    status, _, err = command("run", SMALL, "--set", "vary={training.steps: [2, 4]}")
+    status, _, err = command("run", SMALL, "vary={training.steps: [2, 4]}")
     assert status == 2
     assert "small-steps-8" in err
     assert "name=small-2 tracking.experiment=small" in err

@@ -21,7 +21,7 @@ def test_a_study_shares_all_through_an_object_store_and_a_killed_trial_goes_on_f
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
         options = f"endpoint_override={address}&scheme=http&region=us-east-1"
         laptop = Laptop(tmp_path)
-        refused = laptop.run("run", "tiny.yaml", "--set", f"resources.storage=s3://lost/c?{options}")
+        refused = laptop.run("run", "tiny.yaml", f"resources.storage=s3://lost/c?{options}")
         assert refused.returncode == 2
         assert "Nothing can be written to s3://lost/c/tiny/checkpoints" in " ".join(refused.stderr.split())
         kept = f"resources.storage=s3://kept/c?{options}"
@@ -30,7 +30,7 @@ def test_a_study_shares_all_through_an_object_store_and_a_killed_trial_goes_on_f
             return open_storage(f"s3://kept/c/{path}?{options}")
 
         cells = stored("tiny/checkpoints")
-        overrides = laptop.overrides([*LONG, "training.seeds=1", kept])
+        overrides = [*LONG, "training.seeds=1", kept]
         process = laptop.start("run", "tiny.yaml", *overrides)
 
         def saved():

@@ -478,7 +478,7 @@ def test_the_command_trains_gangs_and_records_which_rank_was_lost(tmp_path):
     laptop = Laptop(tmp_path)
     settings = ["resources.tensor_parallel=2", "training.seeds=1", "training.steps=600", "frontier.budgets=[6200]",
                 "frontier.depths=[2]", "resources.checkpoint_every_seconds=0.2"]  # fmt: skip
-    process = laptop.start("run", "tiny.yaml", *laptop.overrides(settings))
+    process = laptop.start("run", "tiny.yaml", *settings)
     laptop.wait_for(laptop.checkpoints, process)
     children = psutil.Process(process.pid).children(recursive=True)
     ranks = [p for p in children if p.cmdline() and p.cmdline()[0].startswith("ray::Rank")]

@@ -25,7 +25,7 @@ from tests.study.tracking.examples import cell_runs, history, mlflow_study, poin
 class MemoryTracker:
     """A tracker that is one class: it keeps everything in memory, and fails while `away` is set."""
 
-    address = "memory"
+    address, refused = "memory", None
 
     def __init__(self):
         self.away, self.ended, self.curves, self.status = False, {}, [], None

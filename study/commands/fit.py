@@ -10,8 +10,7 @@ from study.commands.output import refuse_file, relative, say, show
 from study.errors import SpecError
 from study.results.rate_check import study_fit
 from study.results.sources import Reading, Runs, StudyRuns
-from study.tracking.ownership import refuse_results
-from study.tracking.study_paths import study_paths
+from study.tracking.study_paths import refuse_results, study_paths
 
 if TYPE_CHECKING:
     from analysis.fit.document import Fit

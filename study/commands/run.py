@@ -15,8 +15,7 @@ from study.commands.output import refuse_file, relative, say
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.study import StudySpec, load_spec, members, varied
-from study.tracking.ownership import OtherStudyError, check_owner, check_series_owner
-from study.tracking.study_paths import SERIES, study_paths
+from study.tracking.study_paths import SERIES, OtherStudyError, check_owner, check_series_owner, study_paths
 
 #: Exit statuses: 0 done, 1 some cells failed, 130 stopped by the user (128 + SIGINT).
 FAILED, STOPPED = 1, 130

@@ -62,7 +62,7 @@ def search_info(spec: "StudySpec", plan: "Plan", ended: str = "") -> "SearchInfo
 
 def facts(spec: "StudySpec", plan: "Plan", runs: "RunTable") -> dict[str, str]:
     """The provenance of the numbers, for the foot of the report."""
-    from study.tracking.provenance import revision, versions
+    from study.tracking.ledger import revision, versions
 
     recipe = plan.cells[0].cell.recipe
     return {

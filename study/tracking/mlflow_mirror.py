@@ -24,9 +24,8 @@ from analysis.runs.mlflow import MEASURE
 from study.errors import SpecError
 from study.plan import make_plan
 from study.spec.study import StudySpec
-from study.tracking.ledger import Ledger
+from study.tracking.ledger import CurveUpdate, Ledger, Parameters, Row
 from study.tracking.mlflow_store import Experiment, first_line, is_server, server_problem, tracking_uri
-from study.tracking.rows import CurveUpdate, Parameters, Row
 from study.tracking.study_paths import StudyPaths, study_paths
 from trainables.storage.storage import shown
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from study.tracking.ledger import Row
 from study.tracking.mlflow_mirror import MlflowStudy
 from study.tracking.mlflow_store import Experiment
-from study.tracking.rows import Row
 from study.tracking.study_paths import StudyPaths
 from trainables.progress import Evaluation, Point
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from study.commands.output import refuse_file, relative, say, show
 from study.errors import SpecError
-from study.results.rate_check import study_fit
+from study.results.answer import study_fit
 from study.results.sources import Reading, Runs, StudyRuns
 from study.tracking.study_paths import refuse_results, study_paths
 

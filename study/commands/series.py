@@ -91,7 +91,7 @@ def plan(spec: StudySpec) -> tuple[dict[str, Any], RenderableType]:
 
 def read_series(spec: StudySpec, results: Path, **options: Any) -> list[FittedMember]:
     """Fit the members that have rows, with options of `analysis.fit.document.fit`; SpecError if none has."""
-    from study.results.rate_check import study_fit
+    from study.results.answer import study_fit
     from study.results.sources import NoRowsError, study_runs
 
     found = []

@@ -118,13 +118,8 @@ class Ledger:
     """Rows of finished cells, one file per cell, in a folder or an object store."""
 
     def __init__(self, place: str | Path) -> None:
-        """Use the folder or URI `place`, made with the first row."""
-        self.place = place
-
-    @property
-    def name(self) -> str:
-        """The place for messages, without anything secret."""
-        return shown(str(self.place))
+        """Use the folder or URI `place`, made with the first row; `name` is it for messages, without secrets."""
+        self.place, self.name = place, shown(str(place))
 
     @cached_property
     def _storage(self) -> Folder:
@@ -241,8 +236,13 @@ def study_rows(plan: Plan, rows: Mapping[str, Row]) -> dict[str, Row]:
 
 def with_recorded(plan: Plan, rows: Mapping[str, Row]) -> Plan:
     """Return the plan with the cells of all rows: a search may have chosen them under other limits."""
+
+    def order(planned: PlannedCell) -> tuple[Any, ...]:
+        cell = planned.cell
+        return planned.budget, cell.shape.depth, planned.lr_factor, cell.seed, cell.key
+
     found = [_recorded(plan, row) for key, row in rows.items() if plan.by_key(key) is None]
-    new = sorted((planned for planned in found if planned), key=_order)
+    new = sorted((planned for planned in found if planned), key=order)
     return replace(plan, more=(*plan.more, *new)) if new else plan
 
 
@@ -250,19 +250,13 @@ def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
     """Return the cell of a row that the plan does not list; None for one of another study."""
     if row.protocol != plan.protocol or not (row.purpose or plan.search.chooses_cells):
         return None
-    values = [float(row.parameters.get(name) or 0) for name in SHAPE]
-    (depth, width, heads, seed), (budget, factor) = map(int, values[:4]), values[4:]
+    depth, width, heads, seed, budget, factor = (float(row.parameters.get(name) or 0) for name in SHAPE)
     frontier = plan.planner.spec.frontier
-    if depth not in frontier.depth_values or heads != heads_of(frontier, width):
+    if depth not in frontier.depth_values or heads != heads_of(frontier, int(width)):
         return None
-    planned = plan.planned_for(
-        Shape(depth=depth, width=width, heads=heads), budget, factor, seed, row.purpose
-    )
+    shape = Shape(depth=int(depth), width=int(width), heads=int(heads))
+    planned = plan.planned_for(shape, budget, factor, int(seed), row.purpose)
     return planned if planned.cell.key == row.cell else None
-
-
-def _order(planned: PlannedCell) -> tuple[Any, ...]:
-    return planned.budget, planned.cell.shape.depth, planned.lr_factor, planned.cell.seed, planned.cell.key
 
 
 def outcomes(rows: Mapping[str, Row]) -> dict[str, Outcome]:

@@ -58,10 +58,10 @@ class StudyPaths:
     @property
     def shared(self) -> str | Path:
         """The root of what all machines share: folder or URI."""
-        named = self.storage
+        named: str | None = self.storage
         if named == "auto":
-            named = from_environment("INTERPLAY_STORAGE", ResourcesSection, "storage") or "auto"
-        if named == "auto":
+            named = from_environment("INTERPLAY_STORAGE", ResourcesSection, "storage")
+        if named in (None, "auto"):
             return self.results
         place = located(named)
         return place.resolve() if isinstance(place, Path) else place

@@ -129,7 +129,7 @@ class Answer:
         """
         from analysis.report.study_page import write_report
         from study.commands.output import refuse_file
-        from study.tracking.ownership import refuse_results
+        from study.tracking.study_paths import refuse_results
 
         refuse_file(Path(out), "--out")
         refuse_results(Path(out), "--out")

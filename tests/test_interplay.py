@@ -18,7 +18,7 @@ from analysis.errors import InputError
 from analysis.law.threshold_law import solve_depth
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.tracking.rows import Row
+from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
 from tests.command import interplay as command
 from tests.notebook import NOTEBOOK, ROOT, execute

@@ -7,10 +7,9 @@ from study.commands.output import refuse_file, relative, say, show
 from study.commands.series import refuse_series
 from study.commands.series import report as report_of_series
 from study.errors import SpecError
-from study.results.rate_check import study_fit
+from study.results.answer import study_fit
 from study.results.sources import Reading, Runs, StudyRuns
-from study.tracking.ownership import OtherStudyError, check_owner, refuse_results
-from study.tracking.study_paths import study_paths
+from study.tracking.study_paths import OtherStudyError, check_owner, refuse_results, study_paths
 
 if TYPE_CHECKING:
     from analysis.fit.document import Fit

@@ -15,7 +15,7 @@ from study.commands import series
 from study.commands.output import refuse_file, relative, say
 from study.errors import SpecError
 from study.spec.study import StudySpec, load_spec
-from study.tracking.ownership import OtherStudyError
+from study.tracking.study_paths import OtherStudyError
 
 #: Exit statuses: 0 done, 1 some cells failed, 130 stopped by the user (128 + SIGINT).
 FAILED, STOPPED = 1, 130

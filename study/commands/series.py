@@ -21,8 +21,7 @@ from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.plan.table import duration, short
 from study.spec.study import StudySpec, members
-from study.tracking.ownership import check_owner, check_series_owner
-from study.tracking.study_paths import SERIES, study_paths
+from study.tracking.study_paths import SERIES, check_owner, check_series_owner, study_paths
 
 
 def refuse_series(spec: StudySpec, doing: str) -> None:
@@ -126,7 +125,7 @@ def _write_page(
     from analysis.fit.series import Member
     from analysis.report.series_page import write_series
     from analysis.report.study_page import write_report
-    from study.results.rate_check import study_fit
+    from study.results.answer import study_fit
     from study.results.sources import NoRowsError, study_runs
 
     compared, facts, recipes = [], {}, set()

@@ -15,8 +15,7 @@ from analysis.files import to_json
 from study.errors import SpecError
 from study.plan import Plan, PlannedCell, make_plan
 from study.spec.study import StudySpec, load_spec
-from study.tracking.ledger import study_rows, with_recorded
-from study.tracking.rows import Row
+from study.tracking.ledger import Row, study_rows, with_recorded
 from study.tracking.study_paths import SPEC, StudyPaths, study_paths
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from study.plan import Plan, PlannedCell
 from study.run.console import Viewer
 from study.search import Search
 from study.spec.devices import DEVICES
+from study.tracking.ledger import CurveUpdate, Parameters, Row, Status, revision
 from study.tracking.mlflow_mirror import Mirror
-from study.tracking.provenance import revision
-from study.tracking.rows import CurveUpdate, Parameters, Row, Status
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import identity
 from trainables.progress import Progress, Result

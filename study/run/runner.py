@@ -25,12 +25,17 @@ from study.search import Source, make_search
 from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
 from study.search.source import DATABASE
 from study.spec.study import StudySpec
-from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_recorded
+from study.tracking.ledger import (
+    Row,
+    outcomes,
+    revision,
+    study_rows,
+    unfinished_cells,
+    versions,
+    with_recorded,
+)
 from study.tracking.mlflow_mirror import make_mirror
-from study.tracking.ownership import check_owner
-from study.tracking.provenance import revision, versions
-from study.tracking.rows import Row
-from study.tracking.study_paths import SPEC, StudyPaths, study_paths
+from study.tracking.study_paths import SPEC, StudyPaths, check_owner, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table, study_of_rows
 from study.workers.launch_failures import report_launch_failures
 from study.workers.machines import (

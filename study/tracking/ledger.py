@@ -1,21 +1,23 @@
-"""The ledger of a study: one JSON file per finished cell, which alone decides which cells are done."""
+"""The ledger of a study: one JSON file per finished cell, its row, which alone decides which cells are done."""
 
+import importlib.metadata
 import json
 import logging
+import subprocess
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from analysis.files import write_text
 from study.plan import Outcome, Plan, PlannedCell
 from study.spec.frontier import heads_of
-from study.tracking.rows import Row
 from trainables.cell import Shape
+from trainables.progress import Evaluation, Point
 from trainables.storage.storage import Folder, open_storage, patiently, shown, unusable
 
 _LOG = logging.getLogger(__name__)
@@ -24,19 +26,100 @@ _LOG = logging.getLogger(__name__)
 SHAPE = ("depth", "width", "heads", "seed", "budget", "lr_factor")
 #: Row files read at a time: an object store takes some 50 ms for each.
 READERS = 16
+#: Libraries that affect a loss or a row.
+PACKAGES = ("interplay", "ray", "torch", "deepspeed", "transformers", "datasets", "mlflow", "optuna")
+
+Status = Literal["done", "diverged", "failed"]
+#: The parameters of a cell by name: its shape, size, seed, learning rate and recipe.
+Parameters = dict[str, str | int | float | None]
+
+
+class Row(BaseModel):
+    """The record of one finished cell: everything that the run table, the report and MLflow need.
+
+    The fields from `train_seconds` to `notes` describe the training; they are empty for a failed cell.
+    """
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+    cell: str
+    name: str
+    study: str = ""
+    protocol: str
+    purpose: str = ""
+    """Purpose of a cell outside the main study, such as `sensitivity`."""
+    status: Status
+    reason: str | None = None
+    ended: float = 0.0
+    """Time at which the cell finished, in Unix seconds. No two rows of a study have the same."""
+    lost: tuple[str, ...] = ()
+    """Causes of the lost trials."""
+    revision: str = ""
+    parameters: Parameters = {}
+    loss: float | None = None
+    """Final validation loss in nats per token; None unless the cell is done."""
+    bits_per_byte: float | None = None
+    train_seconds: float | None = None
+    tokens_per_second: float | None = None
+    utilisation: float | None = None
+    """Model FLOPs per second over the peak on the data sheet of the device, for all ranks."""
+    memory_bytes: float | None = None
+    epochs: float | None = None
+    trained_share: float = 1.0
+    """Fraction of its steps for which the cell was trained."""
+    measures: dict[str, float] = {}
+    """Measures other than the loss at the end, by name; see `trainables.progress.Evaluation`."""
+    start: dict[str, float] = {}
+    """Measures before the first step, by name."""
+    device: str = ""
+    resumed_from: int = 0
+    """Step of the checkpoint from which the last trial continued; 0 for none."""
+    notes: tuple[str, ...] = ()
+    points: tuple[Point, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_format(cls, value: Any) -> Any:
+        """Read a row of the first format, which had the parameters, metrics and tags of MLflow in three dicts."""
+        if not isinstance(value, dict) or not {"params", "metrics", "tags"} <= value.keys():
+            return value
+        metrics, tags = value["metrics"], {k.removeprefix("interplay."): v for k, v in value["tags"].items()}
+        lost, notes = tags.pop("lost_trials", ""), tags.pop("notes", "")
+        row = {**value, **metrics, **tags, "parameters": value["params"]}
+        row["lost"] = lost.split(" | ") if lost else ()
+        row["notes"] = (notes,) if notes else ()
+        row["resumed_from"] = tags.get("resumed_from") or 0
+        row["loss"] = metrics.get("loss") if value["status"] == "done" else None
+        for name, prefix in (("measures", "measure."), ("start", "start.")):
+            row[name] = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
+        return row
+
+    def without_curves(self) -> Self:
+        """Return the row with the validation losses as its only curve, so that memory does not grow with a study."""
+        losses = tuple(one.model_copy(update={"measures": {}}) for one in self.evaluations)
+        return self.model_copy(update={"points": (), "evaluations": losses})
+
+
+@dataclass
+class CurveUpdate:
+    """New parts of the curve of a running cell, and the causes of its lost trials."""
+
+    cell: str
+    name: str
+    parameters: Parameters
+    points: list[Point] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    start: dict[str, float] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
 
 
 class Ledger:
     """Rows of finished cells, one file per cell, in a folder or an object store."""
 
     def __init__(self, place: str | Path) -> None:
-        """Use the folder or URI `place`, made with the first row."""
-        self.place = place
-
-    @property
-    def name(self) -> str:
-        """The place for messages, without anything secret."""
-        return shown(str(self.place))
+        """Use the folder or URI `place`, made with the first row; `name` is it for messages, without secrets."""
+        self.place, self.name = place, shown(str(place))
 
     @cached_property
     def _storage(self) -> Folder:
@@ -153,8 +236,13 @@ def study_rows(plan: Plan, rows: Mapping[str, Row]) -> dict[str, Row]:
 
 def with_recorded(plan: Plan, rows: Mapping[str, Row]) -> Plan:
     """Return the plan with the cells of all rows: a search may have chosen them under other limits."""
+
+    def order(planned: PlannedCell) -> tuple[Any, ...]:
+        cell = planned.cell
+        return planned.budget, cell.shape.depth, planned.lr_factor, cell.seed, cell.key
+
     found = [_recorded(plan, row) for key, row in rows.items() if plan.by_key(key) is None]
-    new = sorted((planned for planned in found if planned), key=_order)
+    new = sorted((planned for planned in found if planned), key=order)
     return replace(plan, more=(*plan.more, *new)) if new else plan
 
 
@@ -162,19 +250,13 @@ def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
     """Return the cell of a row that the plan does not list; None for one of another study."""
     if row.protocol != plan.protocol or not (row.purpose or plan.search.chooses_cells):
         return None
-    values = [float(row.parameters.get(name) or 0) for name in SHAPE]
-    (depth, width, heads, seed), (budget, factor) = map(int, values[:4]), values[4:]
+    depth, width, heads, seed, budget, factor = (float(row.parameters.get(name) or 0) for name in SHAPE)
     frontier = plan.planner.spec.frontier
-    if depth not in frontier.depth_values or heads != heads_of(frontier, width):
+    if depth not in frontier.depth_values or heads != heads_of(frontier, int(width)):
         return None
-    planned = plan.planned_for(
-        Shape(depth=depth, width=width, heads=heads), budget, factor, seed, row.purpose
-    )
+    shape = Shape(depth=int(depth), width=int(width), heads=int(heads))
+    planned = plan.planned_for(shape, budget, factor, int(seed), row.purpose)
     return planned if planned.cell.key == row.cell else None
-
-
-def _order(planned: PlannedCell) -> tuple[Any, ...]:
-    return planned.budget, planned.cell.shape.depth, planned.lr_factor, planned.cell.seed, planned.cell.key
 
 
 def outcomes(rows: Mapping[str, Row]) -> dict[str, Outcome]:
@@ -197,3 +279,28 @@ def unfinished_cells(
     kept = [*started.keys, *sorted(open_storage(checkpoints).tags())]
     cut = [key for key in kept if plan.by_key(key) and key not in rows]
     return list(dict.fromkeys([*failed, *cut]))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of this project and of the libraries that affect a loss or a row."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def revision() -> str:
+    """Return the git revision of this code, with `+` if a package was edited; outside a checkout, the version.
+
+    A wheel installed inside another project's checkout must not claim that project's revision, so this file must be
+    tracked by the repository that contains it.
+    """
+    root = Path(__file__).parent.parent.parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "study/tracking/ledger.py")
+        edited = git("status", "--porcelain", "--", "study", "trainables", "analysis")
+        return git("rev-parse", "HEAD") + ("+" if edited else "")
+    except (OSError, subprocess.SubprocessError):
+        return f"interplay {importlib.metadata.version('interplay')}"

@@ -1,11 +1,14 @@
-"""A copy of a study's rows in MLflow: one run per study, below it one run per cell.
+"""A copy of a study's rows in MLflow: one run per study with its spec as parameters, below it one run per cell.
 
 The rows of the ledger are the record; the copy can be made again from them at any time. The run of a cell is written
 from its start to its row without an interruption, or deleted and written again, so that nothing is there twice.
 """
 
 import contextlib
+import hashlib
+import json
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -14,21 +17,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from analysis.fit.answer import short_answer
 from analysis.runs.mlflow import MEASURE
 from study.errors import SpecError
 from study.plan import make_plan
 from study.spec.study import StudySpec
-from study.tracking.ledger import Ledger
+from study.tracking.ledger import CurveUpdate, Ledger, Parameters, Row
 from study.tracking.mlflow_store import Experiment, first_line, is_server, server_problem, tracking_uri
-from study.tracking.rows import CurveUpdate, Parameters, Row
 from study.tracking.study_paths import StudyPaths, study_paths
 from trainables.storage.storage import shown
 
 #: Seconds between two batches of live curves, and between two attempts to reach an unreachable server.
 BATCH_SECONDS = 5.0
-#: The most metrics, parameters and tags of one batch, and characters of a tag, that MLflow takes from every store.
-BATCH, TAG_CHARACTERS = 1000, 4000
+#: The most metrics, parameters and tags of one batch, and parameters of one batch, that MLflow takes.
+BATCH, PARAMETERS = 1000, 100
+#: The most characters of a tag, in every store, and of a parameter that MLflow takes.
+TAG_CHARACTERS, PARAMETER_CHARACTERS = 4000, 6000
+#: The tag with the id of the run above a run.
+PARENT = "mlflow.parentRunId"
+#: Keys of the spec that hold the address of a store.
+ADDRESSES = ("resources.storage", "tracking.uri")
 #: The tag with the time at which a cell finished, in Unix seconds.
 ENDED = "interplay.ended"
 #: Prefix of final metrics measured before the first step. Those measured with the loss at the end have `MEASURE`.
@@ -129,7 +139,7 @@ class Mirror:
             if (problem := self.study.problem()) or not self._attempt(self._connect):
                 self.problem = problem or self.problem
                 return
-            cells, self.problem, self._connected = self._missing, None, True
+            cells, self.problem, self._connected = self._missing, self.study.refused, True
         for cell in cells:
             if not self._attempt(self._send_row, cell) and self.study.problem():
                 return
@@ -182,12 +192,23 @@ class _OpenRun:
 class MlflowStudy:
     """The runs of a study in an MLflow experiment. All methods but `problem` may raise any error, or wait."""
 
-    def __init__(self, uri: str, experiment: str, paths: StudyPaths, tags: Mapping[str, str]) -> None:
-        """Write to the study's run, which has these tags."""
-        self.uri, self.name, self.paths, self.tags = uri, experiment, paths, tags
+    def __init__(
+        self,
+        uri: str,
+        experiment: str,
+        paths: StudyPaths,
+        tags: Mapping[str, str],
+        parameters: Mapping[str, str],
+    ) -> None:
+        """Write to the study's run, which has these tags and parameters."""
+        self.uri, self.name, self.paths, self.tags, self.parameters = uri, experiment, paths, tags, parameters
         self.address = shown(uri)
         """The store for messages, without anything secret."""
+        self.refused: str | None = None
+        """Why the study's run has the parameters of an earlier run of the study."""
         self._study_run = ""
+        self._earlier: set[str] = set()
+        """Earlier runs of the study, deleted or not."""
         self._open: dict[str, _OpenRun] = {}
         self._closed: dict[str, str] = {}
         """The runs of all other cells, each deleted when its cell is written again."""
@@ -210,7 +231,7 @@ class MlflowStudy:
         Return when the cells finished whose rows are complete.
         """
         self._study_run = self._begin_study()
-        runs = list(self._experiment.runs())
+        runs = self._cell_runs()
         self._closed = {_cell(run): str(run.info.run_id) for run in runs if _cell(run) not in self._open}
         self._end_stale(run for run in runs if _cell(run) not in self._open)
         ended = ("FINISHED", "FAILED")
@@ -244,7 +265,7 @@ class MlflowStudy:
     def finish(self, status: str) -> None:
         """End the runs of unfinished cells and the study's run, and write its answer; a server also gets the files."""
         self._study_run = self._study_run or self._begin_study()
-        runs = list(self._experiment.runs())
+        runs = self._cell_runs()
         self._end_stale(runs)
         client, fit = self._experiment.client, self.paths.fit
         if fit:
@@ -265,20 +286,50 @@ class MlflowStudy:
         client.set_terminated(self._study_run, status=status)
 
     def _begin_study(self) -> str:
-        """Return the study's run, made or found by its name, and set it running."""
+        """Return the study's run with its parameters and tags, set running.
+
+        MLflow's parameters cannot change, so a run with other ones is deleted and made anew. A run without some of
+        them, of a driver that was killed, gets these.
+        """
         client, study = self._experiment.client, self.paths.name
         tags = {"interplay.kind": "study", "interplay.study": study}
         condition = f"tags.`interplay.kind` = 'study' AND tags.`interplay.study` = '{study}'"
-        run = next(self._experiment.runs(condition), None)
+        found, self.refused = self._experiment.runs_and_deleted(condition), None
+        there = [one for one in found if one.info.lifecycle_stage == "active"]
+        run = next((one for one in there if self._fits(one)), None)
+        for old in there:
+            if old is not run:
+                try:
+                    client.delete_run(old.info.run_id)
+                except Exception as error:  # noqa: BLE001 - the store may allow no deletion
+                    self.refused = (
+                        f"{self.address} keeps an earlier spec of the study {study!r} as parameters, because the run "
+                        f"that has them could not be deleted ({first_line(error).rstrip('.')})"
+                    )
+                    run = run or old
         run = run or client.create_run(self._experiment.id, run_name=study, tags=tags)
         run_id = str(run.info.run_id)
+        self._earlier = {str(one.info.run_id) for one in found} - {run_id}
         client.update_run(run_id, status="RUNNING")
-        self._write(run_id, [], self.tags)
+        self._write(run_id, [], self.tags, self.parameters if self._fits(run) else {})
         return run_id
+
+    def _fits(self, run: Any) -> bool:
+        """Whether a run can have the parameters of the study."""
+        return bool(run.data.params.items() <= self.parameters.items())
+
+    def _cell_runs(self) -> list[Any]:
+        """Return the runs of all cells of the experiment; those below an earlier run of the study are moved."""
+        runs = list(self._experiment.runs())
+        for run in runs:
+            if run.data.tags.get(PARENT) in self._earlier:
+                self._experiment.client.set_tag(run.info.run_id, PARENT, self._study_run)
+                run.data.tags[PARENT] = self._study_run
+        return runs
 
     def _end_stale(self, runs: Iterable[Any]) -> None:
         for run in runs:
-            if run.info.status == "RUNNING" and run.data.tags.get("mlflow.parentRunId") == self._study_run:
+            if run.info.status == "RUNNING" and run.data.tags.get(PARENT) == self._study_run:
                 self._experiment.client.set_terminated(run.info.run_id, status="KILLED")
 
     @contextlib.contextmanager
@@ -290,7 +341,7 @@ class MlflowStudy:
             if old := self._closed.get(cell):
                 client.delete_run(old)
                 del self._closed[cell]
-            tags = {"interplay.kind": "trial", "interplay.cell": cell, "mlflow.parentRunId": self._study_run}
+            tags = {"interplay.kind": "trial", "interplay.cell": cell, PARENT: self._study_run}
             made = client.create_run(self._experiment.id, start, tags=tags, run_name=part.name)
             run = self._open[cell] = _OpenRun(str(made.info.run_id))
         try:
@@ -333,7 +384,7 @@ class MlflowStudy:
         run_id: str,
         metrics: Sequence[Any],
         tags: Mapping[str, str],
-        parameters: Parameters | None = None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         """Log in as few batches as MLflow's limit allows, each of which takes milliseconds of the driver."""
         from mlflow.entities import Param, RunTag
@@ -341,6 +392,9 @@ class MlflowStudy:
         client, rest = self._experiment.client, list(metrics)
         given = [Param(name, str(value)) for name, value in (parameters or {}).items() if value is not None]
         written = [RunTag(name, text[:TAG_CHARACTERS]) for name, text in tags.items()]
+        while len(given) > PARAMETERS:
+            client.log_batch(run_id, params=given[:PARAMETERS])
+            given = given[PARAMETERS:]
         while len(given) + len(rest) + len(written) > BATCH:
             client.log_batch(run_id, metrics=rest[:BATCH])
             rest = rest[BATCH:]
@@ -369,6 +423,28 @@ def to_mlflow(row: Row) -> tuple[Parameters, dict[str, float], dict[str, str]]:
     return row.parameters, metrics, {name: text for name, text in tags.items() if text}
 
 
+def spec_parameters(spec: BaseModel, prefix: str = "") -> dict[str, str]:
+    """Return every key of a spec, dotted, with its value as text that an override reads.
+
+    Values that are neither text nor a section are JSON. The addresses of stores have no user and no options, which may
+    be secret. A text that is too long for MLflow is cut, and ends with a hash of the whole.
+    """
+    parameters: dict[str, str] = {}
+    for name, value in spec.model_dump(mode="json").items():
+        key, section = prefix + name, getattr(spec, name)
+        if isinstance(section, BaseModel):
+            parameters |= spec_parameters(section, f"{key}.")
+            continue
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if key in ADDRESSES and re.search("://.*[@?]", text):
+            text = shown(text)
+        if len(text) > PARAMETER_CHARACTERS:
+            end = f"… {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            text = text[: PARAMETER_CHARACTERS - len(end)] + end
+        parameters[key] = text
+    return parameters
+
+
 def _lost_tags(lost: Sequence[str]) -> dict[str, str]:
     return {"interplay.lost_trials": " | ".join(lost)} if lost else {}
 
@@ -390,7 +466,7 @@ def make_mirror(
     uri = tracking_uri(spec.tracking.uri, paths.results)
     known = {"interplay.protocol": protocol, "interplay.spec": spec.to_yaml(), **tags}
     own = [row for row in rows if row.study == spec.name]
-    return Mirror(MlflowStudy(uri, spec.experiment, paths, known), paths.ledger, own)
+    return Mirror(MlflowStudy(uri, spec.experiment, paths, known, spec_parameters(spec)), paths.ledger, own)
 
 
 def mirror_study(spec: StudySpec, results: Path) -> str:
@@ -410,6 +486,8 @@ def mirror_study(spec: StudySpec, results: Path) -> str:
             mirror.start()
             mirror.close(patience=None)
             mirror.finish("FINISHED" if paths.fit else "KILLED")
-    if mirror.problem:
+    refused = mirror.study.refused
+    if mirror.problem and mirror.problem != refused:
         raise SpecError(f"{mirror.problem}. The rows are in {paths.ledger.name}.")
-    return f"{len(rows)} rows of {spec.name} are in {mirror.study.address}, experiment {spec.experiment}."
+    sent = f"{len(rows)} rows of {spec.name} are in {mirror.study.address}, experiment {spec.experiment}."
+    return f"{sent} {refused}." if refused else sent

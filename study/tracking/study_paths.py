@@ -1,9 +1,13 @@
-"""The files and folders of a study, and the lock that keeps a second driver out."""
+"""The files and folders of a study, the lock that keeps a second driver out, and which spec a folder belongs to.
 
+No other study may replace the report, fit and run table in a folder.
+"""
+
+import csv
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +18,11 @@ import psutil
 from filelock import FileLock, Timeout
 
 from study.errors import SpecError
+from study.plan import Plan
 from study.spec.resources import ResourcesSection
 from study.spec.section import from_environment
-from study.spec.study import StudySpec
-from study.tracking.ledger import Ledger, UnfinishedCells
+from study.spec.study import StudySpec, load_spec, studies
+from study.tracking.ledger import Ledger, Row, UnfinishedCells, study_rows
 from trainables.storage.storage import located, under
 
 if TYPE_CHECKING:
@@ -53,10 +58,10 @@ class StudyPaths:
     @property
     def shared(self) -> str | Path:
         """The root of what all machines share: folder or URI."""
-        named = self.storage
+        named: str | None = self.storage
         if named == "auto":
-            named = from_environment("INTERPLAY_STORAGE", ResourcesSection, "storage") or "auto"
-        if named == "auto":
+            named = from_environment("INTERPLAY_STORAGE", ResourcesSection, "storage")
+        if named in (None, "auto"):
             return self.results
         place = located(named)
         return place.resolve() if isinstance(place, Path) else place
@@ -167,3 +172,77 @@ def study_paths_of(folder: Path) -> StudyPaths:
     """Return the paths of a study by its own folder, with the storage of its last run."""
     mark = folder / STORAGE
     return StudyPaths(folder.parent, folder.name, mark.read_text() if mark.is_file() else str(folder.parent))
+
+
+class OtherStudyError(SpecError):
+    """The folder belongs to another study of the same name; `shares` if both have cells in common."""
+
+    def __init__(self, message: str, *, shares: bool = False) -> None:
+        """Begin with what is in the folder; the command adds how the study can be run."""
+        super().__init__(message)
+        self.shares = shares
+
+
+def check_owner(plan: Plan, paths: StudyPaths, rows: Mapping[str, Row]) -> None:
+    """Raise an `OtherStudyError` if the folder has results that the report of this study would leave out.
+
+    These are the cells with a loss in the folder's run table, and those in `rows`, all rows of the ledger, that were
+    trained under the name of the study. A study may therefore grow by depths, sizes, seeds and rates, and a spec whose
+    cells all diverged or failed may be corrected, but neither a part of a study nor one with other data or another
+    recipe replaces it.
+    """
+    if (paths.folder / SERIES).is_file():
+        raise OtherStudyError(
+            f"{paths.folder} is the folder of a series, whose page the report of the study {paths.name!r} would "
+            "replace."
+        )
+    own = study_rows(plan, rows)
+    held = _in_run_table(paths.runs)
+    held |= {key: row.name for key, row in rows.items() if row.study == paths.name and row.loss is not None}
+    others = sorted(name for key, name in held.items() if key not in own and plan.by_key(key) is None)
+    if others:
+        few = ", ".join(others[:3]) + (" and others" if len(others) > 3 else "")
+        raise OtherStudyError(
+            f"{len(others)} of the {len(held)} cells with results in {paths.folder} ({few}) are not part of this study "
+            f"of the same name, which has other depths, sizes, seeds, data or training; {paths.folder / SPEC} is the "
+            "spec of that folder. Its report, fit and run table would be replaced.",
+            shares=len(others) < len(held),
+        )
+
+
+def check_series_owner(spec: StudySpec, folder: Path) -> None:
+    """Raise an `OtherStudyError` if the folder is that of a study, or of a series with other members."""
+    if (folder / SPEC).is_file():
+        raise OtherStudyError(
+            f"{folder} is the folder of a study, whose report the page of the series {spec.name!r} would replace."
+        )
+    page = folder / SERIES
+    if not page.is_file():
+        return
+    before, now = ({one.name for one in studies(series)} for series in (load_spec(str(page)), spec))
+    if lost := sorted(before - now):
+        raise OtherStudyError(
+            f"the page in {folder} compares {len(before)} studies, and {', '.join(lost)} of them are not part of this "
+            f"series of the same name; {page} is the spec of that page, which would be replaced.",
+            shares=lost != sorted(before),
+        )
+
+
+def refuse_results(folder: Path, option: str) -> None:
+    """Raise a SpecError if an option names the folder of a study or series, which `interplay run` alone writes."""
+    if any((folder / name).is_file() for name in (SPEC, SERIES)):
+        raise SpecError(
+            f"{option} {folder} is the folder of a study or series, whose report would be replaced; name another one."
+        )
+
+
+def _in_run_table(path: Path) -> dict[str, str]:
+    """Return the names of the cells with a loss in a run table, by key; nothing without the file."""
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        return {
+            line["cell"]: "L{depth}-d{width}-s{seed}".format(**line)
+            for line in csv.DictReader(file)
+            if line.get("cell") and line.get("loss")
+        }

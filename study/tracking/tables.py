@@ -8,8 +8,7 @@ import pandas as pd
 from analysis.fit.study import Study, study_of
 from analysis.runs.table import RunTable
 from study.plan import Plan, PlannedCell
-from study.tracking.ledger import with_recorded
-from study.tracking.rows import Row
+from study.tracking.ledger import Row, with_recorded
 
 #: Columns of the run table that the plan of a cell decides.
 IDENTITY = (

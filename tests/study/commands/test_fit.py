@@ -6,7 +6,7 @@ import pytest
 
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
-from study.tracking.rows import Row
+from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
 from tests.study.small import SMALL
 

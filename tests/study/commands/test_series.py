@@ -9,7 +9,7 @@ import pytest
 from study.commands.series import page_words, report
 from study.plan.plan import make_plan
 from study.spec.study import load_spec, members
-from study.tracking.rows import Row
+from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
 from tests.study.run.test_study import Laptop
 from tests.study.small import SMALL

@@ -13,7 +13,7 @@ from analysis.files import write_json
 from analysis.fit.study import study_of
 from analysis.runs.table import RunTable
 from study.plan.plan import make_plan
-from study.results.rate_check import planned_check, study_fit
+from study.results.answer import planned_check, study_fit
 from study.results.recommend import recommend
 from study.results.tables import fit_table, recommendation_table
 from study.search.sensitivity_runs import sensitivity_cells

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from analysis.fit.answer import short_answer
 from study.plan.plan import make_plan
-from study.results.rate_check import study_fit
+from study.results.answer import study_fit
 from study.results.status import status_json, status_table, study_status
 from study.spec.study import load_spec
-from study.tracking.rows import Row
+from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
 from study.tracking.tables import run_table
 from tests.study.search.test_crossing_search import loss_of

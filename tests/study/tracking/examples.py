@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from study.tracking.ledger import Row
 from study.tracking.mlflow_mirror import MlflowStudy
 from study.tracking.mlflow_store import Experiment
-from study.tracking.rows import Row
 from study.tracking.study_paths import StudyPaths
 from trainables.progress import Evaluation, Point
 
@@ -34,9 +34,15 @@ def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None, ended
     ).model_copy(update=changes)
 
 
-def mlflow_study(uri, **tags):
+def mlflow_study(uri, parameters=None, **tags):
     folder = Path(uri.removeprefix("sqlite:///")).parent if uri.startswith("sqlite") else Path("none")
-    return MlflowStudy(uri, "study", StudyPaths(folder, "study"), tags)
+    return MlflowStudy(uri, "study", StudyPaths(folder, "study"), tags, parameters or {})
+
+
+def study_run(uri):
+    """The one run of the study."""
+    (found,) = runs(uri, "tags.`interplay.kind` = 'study'")
+    return found
 
 
 def runs(uri, condition=ALL_RUNS):

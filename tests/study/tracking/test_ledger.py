@@ -7,9 +7,8 @@ import pytest
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
-from study.tracking.ledger import Ledger, outcomes, study_rows, unfinished_cells, with_recorded
+from study.tracking.ledger import Ledger, Row, outcomes, study_rows, unfinished_cells, with_recorded
 from study.tracking.mlflow_store import tracking_uri
-from study.tracking.rows import Row
 from study.tracking.study_paths import StudyPaths, study_paths, study_paths_of
 from study.tracking.tables import curve_table, run_table
 from tests.study.small import SMALL

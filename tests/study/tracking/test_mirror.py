@@ -13,9 +13,8 @@ from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.run.recorder import Recorder
 from study.spec.study import load_spec
-from study.tracking.ledger import Ledger
+from study.tracking.ledger import CurveUpdate, Ledger
 from study.tracking.mlflow_mirror import Mirror
-from study.tracking.rows import CurveUpdate
 from study.tracking.study_paths import StudyPaths
 from tests.stubs import stub_result
 from tests.study.small import SMALL
@@ -25,7 +24,7 @@ from tests.study.tracking.examples import cell_runs, history, mlflow_study, poin
 class MemoryTracker:
     """A tracker that is one class: it keeps everything in memory, and fails while `away` is set."""
 
-    address = "memory"
+    address, refused = "memory", None
 
     def __init__(self):
         self.away, self.ended, self.curves, self.status = False, {}, [], None

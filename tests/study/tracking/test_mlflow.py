@@ -13,10 +13,9 @@ from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.run.recorder import Recorder
 from study.spec.study import load_spec
-from study.tracking.ledger import study_rows
+from study.tracking.ledger import CurveUpdate, study_rows
 from study.tracking.mlflow_mirror import BATCH, Mirror
 from study.tracking.mlflow_store import Experiment, server_problem, tracking_uri
-from study.tracking.rows import CurveUpdate
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import run_table
 from tests.simulated_study import Truth, shapes_of, simulate

@@ -9,8 +9,7 @@ from study.results.sources import study_runs
 from study.run.recorder import cell_parameters
 from study.spec.study import load_spec
 from study.tracking.ledger import study_rows
-from study.tracking.ownership import OtherStudyError, check_owner
-from study.tracking.study_paths import StudyPaths, study_paths
+from study.tracking.study_paths import OtherStudyError, StudyPaths, check_owner, study_paths
 from study.tracking.tables import run_table
 from tests.study.small import SMALL
 from tests.study.tracking.examples import row

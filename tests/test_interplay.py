@@ -214,10 +214,8 @@ def test_arguments_that_do_not_go_with_their_source_are_refused(source, changes,
     ):
         with pytest.raises(SpecError, match=said) as caught:
             call(source, *changes, **options)
-        assert [
-            note for note in caught.value.__notes__ if "is the argument `name` here" in note
-        ] == caught.value.__notes__
-        assert len(caught.value.__notes__) == 1
+        notes = getattr(caught.value, "__notes__", [])
+        assert ["is the argument `name` here" in note for note in notes] == [True] * ("--" in said)
 
 
 def test_a_plan_has_a_row_per_cell():

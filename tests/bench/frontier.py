@@ -10,7 +10,7 @@ import math
 import multiprocessing
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -107,9 +107,15 @@ def search(
     return best, flops
 
 
-def simulated(plan: Plan, number: int) -> dict[tuple[str, str], tuple[list[float], float]]:
+@cache
+def grid() -> Plan:
+    """The plan of the whole grid; made in each process, because a plan cannot be pickled."""
+    return make_plan(spec_of("grid"), to_read=True)
+
+
+def simulated(number: int) -> dict[tuple[str, str], tuple[list[float], float]]:
     """By world and sampler, the regret at each size of one study, and the FLOPs."""
-    found = {}
+    plan, found = grid(), {}
     for name, make in WORLDS.items():
         world = make(np.random.default_rng([number, 0]))
         smallest = min(planned.budget for planned in plan.cells)
@@ -133,9 +139,8 @@ def simulated(plan: Plan, number: int) -> dict[tuple[str, str], tuple[list[float
 
 def measure(folder: Path) -> list[Figure]:
     """Measure the regret of every sampler in every world; the limits are those of `frontier`."""
-    plan = make_plan(spec_of("grid"), to_read=True)
     with ProcessPoolExecutor(cores(), multiprocessing.get_context("fork")) as pool:
-        studies = list(pool.map(partial(simulated, plan), range(STUDIES)))
+        studies = list(pool.map(simulated, range(STUDIES)))
     figures = []
     for world in WORLDS:
         regrets: dict[str, Floats] = {

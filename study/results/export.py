@@ -14,7 +14,7 @@ from rich.text import Text
 
 from study.errors import SpecError
 from study.spec.study import load_spec
-from study.tracking.study_paths import StudyPaths, study_paths_of
+from study.tracking.study_paths import SPEC, StudyPaths, study_paths_of
 from trainables.errors import InputError
 from trainables.model.family import family
 from trainables.record import RECORD, Record, RecordError, damage, read_record, refuse_filled
@@ -44,6 +44,7 @@ One cell of a study of depth against width, trained by Interplay.
 
 `{record}` holds the whole cell; `python -m trainables` trains its `cell` again.
 """
+
 #: Candidates that an error lists at most.
 LISTED = 8
 #: Fewest digits that abbreviate a key; fewer are taken for a typing error.
@@ -114,9 +115,9 @@ def find(study: str, cell: str, results: Path) -> Kept:
         InputError: the weights are damaged. Unreadable records of other cells are ignored.
         SpecError: none or several cells match; lists the candidates, or why there are no weights.
     """
-    name = study if (results / study / "spec.yaml").is_file() else load_spec(study).name
+    name = study if (results / study / SPEC).is_file() else load_spec(study).name
     paths = study_paths_of(results / name)
-    kept = [_load(paths, folder) for folder in _model_folders(paths)]
+    kept = _all_kept(paths)
     found = [one for one in kept if _is_asked(cell, one.folder.name, one.name)]
     where = f"study {name!r} in {results}"
     if len(found) > 1:
@@ -148,34 +149,29 @@ def _list(kept: Sequence[Kept]) -> str:
     return "; ".join(map(str, kept[:LISTED])) + more
 
 
-def _load(study: StudyPaths, folder: Path) -> Kept:
+def _all_kept(study: StudyPaths) -> list[Kept]:
+    """Return the weights of a study; of an object store, download the records only."""
+    storage, kept = open_storage(study.models), []
+    models = study.folder / "models" if storage.is_remote else storage.local
     try:
-        return Kept(study, folder, read_record(folder))
-    except RecordError as error:
-        return Kept(study, folder, None, error.what)
-
-
-def _model_folders(study: StudyPaths) -> list[Path]:
-    """Return the folders of a study's weights; of an object store, download the records only."""
-    storage = open_storage(study.models)
-    if not storage.is_remote:
-        return [storage.local / tag for tag in sorted(storage.tags()) if not tag.startswith(".")]
-    folders = []
-    try:
-        for tag in sorted(storage.tags()):
-            record = storage.read(tag, RECORD)
-            if record is not None:
-                folder = study.folder / "models" / tag
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / RECORD).write_bytes(record)
-                folders.append(folder)
+        for tag in sorted(tag for tag in storage.tags() if not tag.startswith(".")):
+            if storage.is_remote:
+                record = storage.read(tag, RECORD)
+                if record is None:
+                    continue
+                (models / tag).mkdir(parents=True, exist_ok=True)
+                (models / tag / RECORD).write_bytes(record)
+            try:
+                kept.append(Kept(study, models / tag, read_record(models / tag)))
+            except RecordError as error:
+                kept.append(Kept(study, models / tag, None, error.what))
     except OSError as error:
         raise SpecError(
             f"the weights of the study {study.name!r} are in {storage.name}, which cannot be read: {reason(error)} "
             "Export on a machine with access (the head of the cluster), or set credentials here (for S3 "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile)."
         ) from error
-    return folders
+    return kept
 
 
 def _problem(kept: Kept) -> str | None:
@@ -201,27 +197,22 @@ def _why_not_kept(cell: str, study: StudyPaths) -> str | None:
         key, name = row["cell"], f"L{row['depth']}-d{row['width']}-s{row['seed']}"
         if not _is_asked(cell, key, name):
             continue
-        subject = f"cell {key} ({name}) of the study {study.name!r}"
+        subject = f"cell {key} ({name}) of the study {study.name!r} is {row['status']} and has no weights"
         if row["status"] != "done":
-            return (
-                f"{subject} is {row['status']} and has no weights: {row.get('reason') or 'no reason given'}"
-            )
-        recipe = load_spec(str(study.folder / "spec.yaml")).recipe
+            return f"{subject}: {row.get('reason') or 'no reason given'}"
+        recipe = load_spec(str(study.folder / SPEC)).recipe
         if not family(recipe.network).is_huggingface(recipe):
-            return (
-                f"{subject} has no weights: HuggingFace has no class for a model with its `training.network` or "
-                "`training.residual`."
-            )
+            return f"{subject}: HuggingFace has no class for its `training.network` or `training.residual`."
         return (
-            f"the weights of {subject} were not kept (`resources.keep_weights` was none, the disk was full, or they "
-            f"were removed). {_train_again(study, key)}"
+            f"{subject}: `resources.keep_weights` was none, the disk was full, or they were removed. "
+            f"{_train_again(study, key)}"
         )
     return None
 
 
 def _train_again(study: StudyPaths, key: str) -> str:
     """Return how to make lost weights again; `interplay run` skips cells that have their row."""
-    spec, data = shlex.quote(str(study.folder / "spec.yaml")), shlex.quote(str(study.data))
+    spec, data = shlex.quote(str(study.folder / SPEC)), shlex.quote(str(study.data))
     return (
         f"Train it again by hand: `interplay plan {spec} --cell {key} > cell.json`, then "
         f"`python -m trainables cell.json --data {data} --weights DIR`; DIR is then the model."
@@ -288,12 +279,11 @@ def model_card(record: Record, study: str) -> str:
     return TEMPLATE.format(
         pipeline="pipeline_tag: text-generation\n" if record.tokenizer else "",
         name=cell.name,
-        table="\n".join(f"| {fact} | {_table_cell(value)} |" for fact, value in facts.items()),
+        table="\n".join(
+            "| {} | {} |".format(fact, value.replace("|", "\\|").replace("\n", " "))
+            for fact, value in facts.items()
+        ),
         note=note,
         loading="\n".join(loading(record, ".")),
         record=RECORD,
     )
-
-
-def _table_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

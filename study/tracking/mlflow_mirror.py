@@ -11,7 +11,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from analysis.runs.mlflow import MEASURE
 from study.errors import SpecError
 from study.plan import make_plan
 from study.spec.study import StudySpec
-from study.tracking.ledger import CurveUpdate, Ledger, Parameters, Row
+from study.tracking.ledger import CurveUpdate, Ledger, Row
 from study.tracking.mlflow_store import Experiment, first_line, is_server, server_problem, tracking_uri
 from study.tracking.study_paths import StudyPaths, study_paths
 from trainables.storage.storage import shown
@@ -231,9 +231,8 @@ class MlflowStudy:
         Return when the cells finished whose rows are complete.
         """
         self._study_run = self._begin_study()
-        runs = self._cell_runs()
+        runs = self._cell_runs(running=self._open)
         self._closed = {_cell(run): str(run.info.run_id) for run in runs if _cell(run) not in self._open}
-        self._end_stale(run for run in runs if _cell(run) not in self._open)
         ended = ("FINISHED", "FAILED")
         complete = [run for run in runs if run.info.status in ended and ENDED in run.data.tags]
         return {_cell(run): float(run.data.tags[ENDED]) for run in complete}
@@ -256,8 +255,8 @@ class MlflowStudy:
             return int(end - 1000 * seconds * (1 - step / last))
 
         with self._run_of(row, when(0)) as run:
-            _, metrics, tags = to_mlflow(row)
-            self._log(run, row, when, [_metric(name, value, end, 0) for name, value in metrics.items()], tags)
+            final = [_metric(name, value, end, 0) for name, value in final_metrics(row).items()]
+            self._log(run, row, when, final, row_tags(row))
             status = "FAILED" if row.status == "failed" else "FINISHED"
             self._experiment.client.set_terminated(run.id, status=status, end_time=end)
         self._closed[row.cell] = self._open.pop(row.cell).id
@@ -266,7 +265,6 @@ class MlflowStudy:
         """End the runs of unfinished cells and the study's run, and write its answer; a server also gets the files."""
         self._study_run = self._study_run or self._begin_study()
         runs = self._cell_runs()
-        self._end_stale(runs)
         client, fit = self._experiment.client, self.paths.fit
         if fit:
             answer = short_answer(fit.crossings, fit.best, fit.level)
@@ -291,10 +289,13 @@ class MlflowStudy:
         MLflow's parameters cannot change, so a run with other ones is deleted and made anew. A run without some of
         them, of a driver that was killed, gets these.
         """
+        from mlflow.entities import ViewType
+
         client, study = self._experiment.client, self.paths.name
         tags = {"interplay.kind": "study", "interplay.study": study}
-        condition = f"tags.`interplay.kind` = 'study' AND tags.`interplay.study` = '{study}'"
-        found, self.refused = self._experiment.runs_and_deleted(condition), None
+        condition = " AND ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+        # The newest first.
+        found, self.refused = client.search_runs([self._experiment.id], condition, ViewType.ALL), None
         there = [one for one in found if one.info.lifecycle_stage == "active"]
         run = next((one for one in there if self._fits(one)), None)
         for old in there:
@@ -318,19 +319,21 @@ class MlflowStudy:
         """Whether a run can have the parameters of the study."""
         return bool(run.data.params.items() <= self.parameters.items())
 
-    def _cell_runs(self) -> list[Any]:
-        """Return the runs of all cells of the experiment; those below an earlier run of the study are moved."""
-        runs = list(self._experiment.runs())
-        for run in runs:
-            if run.data.tags.get(PARENT) in self._earlier:
-                self._experiment.client.set_tag(run.info.run_id, PARENT, self._study_run)
-                run.data.tags[PARENT] = self._study_run
-        return runs
+    def _cell_runs(self, running: Collection[str] = ()) -> list[Any]:
+        """Return the runs of all cells of the experiment.
 
-    def _end_stale(self, runs: Iterable[Any]) -> None:
+        Those below an earlier run of the study are moved below its present one, and of these the ones that no driver
+        has ended are ended, but for the cells that are `running`.
+        """
+        client, runs = self._experiment.client, list(self._experiment.runs())
         for run in runs:
-            if run.info.status == "RUNNING" and run.data.tags.get(PARENT) == self._study_run:
-                self._experiment.client.set_terminated(run.info.run_id, status="KILLED")
+            parent = run.data.tags.get(PARENT)
+            if parent in self._earlier:
+                client.set_tag(run.info.run_id, PARENT, self._study_run)
+                parent = self._study_run
+            if parent == self._study_run and run.info.status == "RUNNING" and _cell(run) not in running:
+                client.set_terminated(run.info.run_id, status="KILLED")
+        return runs
 
     @contextlib.contextmanager
     def _run_of(self, part: CurveUpdate | Row, start: int) -> Iterator[_OpenRun]:
@@ -402,12 +405,18 @@ class MlflowStudy:
             client.log_batch(run_id, metrics=rest, params=given, tags=written)
 
 
-def to_mlflow(row: Row) -> tuple[Parameters, dict[str, float], dict[str, str]]:
-    """Return the parameters, the final metrics and the tags of a row in MLflow's words."""
+def final_metrics(row: Row) -> dict[str, float]:
+    """Return the numbers of a row by their names in MLflow."""
     values = {name: getattr(row, name) for name in FINAL} if row.status != "failed" else {}
-    metrics = {name: float(value) for name, value in values.items() if value is not None}
-    metrics |= {f"{MEASURE}{name}": value for name, value in row.measures.items()}
-    metrics |= {f"{START}{name}": value for name, value in row.start.items()}
+    return {
+        **{name: float(value) for name, value in values.items() if value is not None},
+        **{f"{MEASURE}{name}": value for name, value in row.measures.items()},
+        **{f"{START}{name}": value for name, value in row.start.items()},
+    }
+
+
+def row_tags(row: Row) -> dict[str, str]:
+    """Return the texts of a row by their names in MLflow."""
     tags = {
         "interplay.status": row.status,
         "interplay.protocol": row.protocol,
@@ -420,7 +429,7 @@ def to_mlflow(row: Row) -> tuple[Parameters, dict[str, float], dict[str, str]]:
         **_lost_tags(row.lost),
         ENDED: f"{row.ended:.3f}",
     }
-    return row.parameters, metrics, {name: text for name, text in tags.items() if text}
+    return {name: text for name, text in tags.items() if text}
 
 
 def spec_parameters(spec: BaseModel, prefix: str = "") -> dict[str, str]:

@@ -127,12 +127,6 @@ class Experiment:
         """Yield all runs that match an MLflow filter."""
         return all_runs(self.client, self.id, condition)
 
-    def runs_and_deleted(self, condition: str) -> list[Any]:
-        """Return the runs that match an MLflow filter, at most 1000, also deleted ones, the newest first."""
-        from mlflow.entities import ViewType
-
-        return list(self.client.search_runs([self.id], condition, ViewType.ALL, 1000))
-
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, for people."""

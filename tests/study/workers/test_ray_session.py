@@ -1,5 +1,7 @@
 """Ray for as long as a study lasts."""
 
+import importlib
+import inspect
 import socket
 import subprocess
 import sys
@@ -75,3 +77,10 @@ def test_what_listens_is_left_to_ray():
     check_address("auto")
     with socket.create_server(("127.0.0.1", 0)) as server:
         check_address("{}:{}".format(*server.getsockname()))
+
+
+def test_library_defect_ray_prints_losses_of_processes_in_spite_of_log_to_driver():
+    """`private_ray` replaces this function of Ray 2.60, by which its log subscriber prints."""
+    worker = importlib.import_module("ray._private.worker")
+    assert callable(worker.print_to_stdstream)
+    assert "print_to_stdstream" in inspect.getsource(worker.listen_error_messages)

@@ -116,7 +116,7 @@ SLOW = {
     "interplay run quickstart 'vary={training.parametrisation: [sp, completep]}' name=transfer": " "
     "frontier.budgets=[1730,4800]",
     "interplay run frontier-search": " training.steps=60 frontier.budgets=[3500,8000]",
-    "interplay run quickstart-search": " search.max_cells=8 sensitivity=null",
+    "interplay run quickstart-search": " search.max_cells=8",
     "interplay run rank-collapse": " frontier.depths=[2,6]",
     "interplay run induction": "",
     "interplay run hops": " training.steps=200",

@@ -79,7 +79,7 @@ def test_a_best_rate_beyond_those_tried_asks_for_wider_ones():
         (SMALL, ["search.lr_factors=[0.5,1]"]),
         (SMALL, []),
         (SMALL, ["sensitivity.lr_factors=[0.5,2]"]),
-        ("quickstart-search", []),
+        ("quickstart-search", ["sensitivity.lr_factors=[0.5,2]"]),
     ],
 )
 def test_without_one_rate_or_a_crossing_it_takes_more_rates_of_all_shapes(name, overrides):

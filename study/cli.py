@@ -170,6 +170,19 @@ def power(
     show_power(spec, changes or (), assume or (), pilot, studies, as_json=as_json)
 
 
+@app.command("try")
+def try_(
+    spec: SpecArgument,
+    changes: ChangesArgument = None,
+    results: ResultsOption = RESULTS,
+    as_json: JsonOption = False,
+) -> None:
+    """Time a few steps of a study's cells on this machine; its plans use the times from then on."""
+    from study.commands.try_steps import try_steps
+
+    try_steps(spec, changes or (), results, as_json=as_json)
+
+
 @app.command()
 def run(
     spec: SpecArgument,

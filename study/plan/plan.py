@@ -12,6 +12,7 @@ from study.plan.cells import PlannedCell
 from study.plan.choice import cell_count, check_limits, more_cells, trained_shares
 from study.plan.layouts import ClusterCapacity, gigabytes
 from study.plan.planner import Planner, make_planner
+from study.plan.speed import Speed
 from study.spec.devices import LINK_SHARE, Device, local_gpus
 from study.spec.frontier import FrontierShape, Miss, misses, shapes
 from study.spec.search import SearchSection
@@ -221,7 +222,7 @@ def make_plan(
             *(miss.reason for miss in missed),
             *refused,
             *filter(None, [planner.repeat_note]),
-            *_notes(spec, device, recipe, cells),
+            *_notes(spec, device, recipe, cells, planner.speed),
         ),
         planner=planner,
         more=tuple(more),
@@ -271,7 +272,9 @@ def by_hand(layout: Layout) -> str:
     return " ".join(map(str, words))
 
 
-def _notes(spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[PlannedCell]) -> list[str]:
+def _notes(
+    spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[PlannedCell], speed: Speed | None
+) -> list[str]:
     notes = []
     gangs = [p for p in cells if p.layout.ranks > 1]
     if gangs:
@@ -293,8 +296,10 @@ def _notes(spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[Plan
                 "`training.deepspeed.zero_optimization` has no effect on cells at ZeRO stage 0; `resources.zero: 1` "
                 "puts all cells at stage 1"
             )
+    if speed:
+        notes.append(f"time by {len(speed.cells)} cells that were timed on this machine on {speed.date}")
     if device.is_gpu:
-        if spec.resources.utilisation is None:
+        if spec.resources.utilisation is None and not speed:
             notes.append(
                 f"time assumes {device.utilisation:.0%} of the peak of {device.title}; nothing was measured"
             )

@@ -10,6 +10,7 @@ from analysis.runs.epochs import repeat_warning
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
 from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner
+from study.plan.speed import Speed, known_speed
 from study.spec.devices import DEVICES, Device, cores, local_gpus, usable_memory
 from study.spec.frontier import FrontierShape
 from study.spec.resources import ResourcesSection
@@ -29,6 +30,8 @@ class Planner:
     layouts: LayoutPlanner
     windows: int | None = None
     """The different training sequences there will be; None if that is unknown before the data is packed."""
+    speed: Speed | None = None
+    """The measured speed of this machine that the times follow; None if it was not measured, or on a cluster."""
     _known: dict[Shape, Choice] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -112,10 +115,14 @@ def make_planner(
     device, recipe = DEVICES[spec.resources.device], spec.recipe
     slots = room.devices if room else _slots(spec.resources, device)
     key = data_key(spec.data, spec.training.context, base)
-    layouts = LayoutPlanner(spec.resources, device, slots, recipe, spec.data.vocabulary_size, not to_read)
+    vocabulary = spec.data.vocabulary_size
+    speed = None if room else known_speed(device, slots, recipe, vocabulary)
+    layouts = LayoutPlanner(
+        spec.resources, speed.of(device) if speed else device, slots, recipe, vocabulary, not to_read
+    )
     if room:
         layouts = replace(layouts, share=room.memory, largest=room.together)
-    return Planner(spec, recipe, key, layouts, spec.data.training_windows(recipe.context, base))
+    return Planner(spec, recipe, key, layouts, spec.data.training_windows(recipe.context, base), speed)
 
 
 def _slots(resources: ResourcesSection, device: Device) -> int:

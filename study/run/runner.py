@@ -12,6 +12,7 @@ from rich.text import Text
 
 from analysis.fit.document import Fit
 from analysis.runs.epochs import repeat_warning
+from study.errors import SpecError
 from study.plan import Plan, make_plan
 from study.plan.table import duration
 from study.results.answer import answer
@@ -19,6 +20,7 @@ from study.run.console import Viewer
 from study.run.interrupts import stop_signals
 from study.run.packing import packed
 from study.run.recorder import Recorder
+from study.run.step_timing import is_worth_timing, time_steps
 from study.run.trial import TrialSettings
 from study.run.tuner import run_cells
 from study.search import Source, make_search
@@ -212,6 +214,7 @@ class _Run:
                 self._warn(repeated)
             self.check_interrupt()
             if cluster is None:
+                self._time_steps()
                 with self.console.status("starting Ray"):
                     stack.enter_context(private_ray(slots))
             self.check_interrupt()
@@ -226,6 +229,19 @@ class _Run:
                 )  # fmt: skip
             finally:
                 self.recorder.wall_seconds = time.monotonic() - began
+
+    def _time_steps(self) -> None:
+        """Time a few steps, if this machine has not yet timed such cells, and say how long the study takes."""
+        if not is_worth_timing(self.plan):
+            return
+        try:
+            with self.console.status("timing a few steps"):
+                time_steps(self.plan, self.paths.data)
+        except (SpecError, OSError) as error:
+            self._warn(f"The times of the plan stay estimates: {error}")
+        else:
+            plan = make_plan(self.spec)
+            self.console.print(f"By a few steps on this machine: {self._time(plan)}.")
 
     def _slots(self) -> Slots:
         """The slots of the cluster or of this machine, which are refused if they cannot hold all cells."""
@@ -257,15 +273,16 @@ class _Run:
         ended = {key: row for key, row in self.rows.items() if row.status != "failed"}
         return {key: row.loss for key, row in ended.items() if not row.purpose}
 
+    def _time(self, plan: Plan) -> str:
+        return f"about {duration(plan.hours * 3600)} for all on {plan.slots} slots"
+
     def _announce(self) -> None:
         plan, total, done = self.plan, self.search.total + self.recorder.sensitivity_cells, len(self._done())
         failed = sum(row.status == "failed" for row in self.rows.values())
         most = "at most " if plan.search.chooses_cells else ""
         again = f", {failed} failed before and tried again" if failed else ""
-        self.console.print(
-            f"[bold]{plan.name}[/]: {most}{total} cells, {done} done{again}, about "
-            f"{duration(plan.hours * 3600)} for all on {plan.slots} slots."
-        )
+        time = "" if self.cluster is None and is_worth_timing(plan) else f", {self._time(plan)}"
+        self.console.print(f"[bold]{plan.name}[/]: {most}{total} cells, {done} done{again}{time}.")
 
 
 def copy_results(paths: StudyPaths, files: Sequence[Path], console: Console) -> str | None:

@@ -22,8 +22,8 @@ def written():
 def bounds(name):
     """The largest relative difference of a loss and of a norm.
 
-    Another instruction set (AVX2 or SSE4 in place of AVX-512, in torch, oneDNN and MKL) changes losses by 3e-7 and norms
-    by 1.4e-6; with Muon, which orthogonalises each update, by 5e-6 and 1.2e-4; in bf16 by 3.2e-4 and 4.9e-3. Four
+    Another instruction set (AVX2 or SSE4 in place of AVX-512, in torch, oneDNN and MKL) changes losses by 3e-7 and
+    norms by 1.4e-6; with Muon, which orthogonalises each update, by 5e-6 and 1.2e-4; in bf16 by 3.2e-4 and 4.9e-3. Four
     threads in place of one change no bit.
     """
     if name.startswith("bf16"):

@@ -1,0 +1,141 @@
+"""The measured speed of this machine: steps of a few cells, kept in a file that later plans read.
+
+The plan's constants of a device come from one machine of its kind; another may take twice as long or half.
+"""
+
+import json
+import math
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from study.plan.cost import Cost
+from study.spec.devices import Device, cores, local_device
+from trainables.cell import Recipe
+
+#: Weight, against the relative error of a step, of the plan's own division of a step into its parts.
+PRIOR = 0.1
+#: The newest records that the file keeps.
+KEPT = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What the steps of a machine take: seconds of each step, of each layer, and a factor on the time of the work.
+
+    Attributes:
+        machine: the processors that were measured.
+        device: their name in `study.spec.devices`.
+        workers: cells that trained side by side.
+        recipe: what decides the time of a step besides the shape.
+        cells: names of the measured cells.
+        date: day of the measurement.
+    """
+
+    step: float
+    layer: float
+    work: float
+    machine: str | None
+    device: str
+    workers: int
+    recipe: dict[str, Any]
+    cells: list[str]
+    date: str
+
+    def of(self, device: Device) -> Device:
+        """Return the device with its constants as measured."""
+        return replace(
+            device,
+            seconds_per_step=self.step,
+            seconds_per_step_layer=self.layer,
+            seconds_per_value=device.seconds_per_value * self.work,
+            utilisation=device.utilisation / self.work,
+        )
+
+
+def fitted(costs: Sequence[Cost], seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Return seconds per step and per layer, and the factor on the time of the work, of measured steps.
+
+    Least squares of the relative errors. A prior keeps the parts in the plan's proportion where the cells do not tell
+    them apart.
+
+    Args:
+        costs: of the cells, by the constants of the device.
+        seconds: of a step of each.
+    """
+    device = costs[0].device
+    empty = replace(
+        device, seconds_per_step=0.0, seconds_per_step_layer=0.0, seconds_per_value=0.0, utilisation=math.inf
+    )
+    units = [
+        replace(empty, seconds_per_step=1.0),
+        replace(empty, seconds_per_step_layer=1.0),
+        replace(device, seconds_per_step=0.0, seconds_per_step_layer=0.0),
+    ]
+    measured = np.asarray(seconds)
+    parts = np.array(
+        [[replace(cost, device=unit, utilisation=None).step_seconds for unit in units] for cost in costs]
+    )
+    planned = np.array([device.seconds_per_step, device.seconds_per_step_layer, 1.0])
+    ratio = np.exp(np.mean(np.log(measured / (parts @ planned))))
+    share = PRIOR * parts.mean(axis=0) / measured.mean()
+    matrix = np.vstack([parts / measured[:, None], np.diag(share)])
+    target = np.concatenate([np.ones(len(measured)), share * planned * ratio])
+    from scipy.optimize import nnls  # 0.3 s, and few plans need it
+
+    step, layer, work = nnls(matrix, target)[0]
+    return float(step), float(layer), max(float(work), float(ratio) / 100)
+
+
+def known_speed(device: Device, workers: int, recipe: Recipe, vocabulary: int) -> Speed | None:
+    """Return the newest speed of this machine for such a recipe, else for another one; None if none was measured."""
+    here = (machine(device), device.name, workers)
+    mine = [one for one in _records() if (one.machine, one.device, one.workers) == here]
+    alike = [one for one in mine if one.recipe == deciding(recipe, vocabulary)]
+    return [None, *mine, *alike][-1]
+
+
+def keep(speed: Speed) -> None:
+    """Add a record to the file, in place of the older one of the same machine and recipe."""
+    same = (speed.machine, speed.device, speed.workers, speed.recipe)
+    others = [one for one in _records() if (one.machine, one.device, one.workers, one.recipe) != same]
+    file = _file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps([asdict(one) for one in [*others, speed][-KEPT:]], indent=1)
+    written = file.with_suffix(f".{os.getpid()}")
+    written.write_text(text)
+    written.replace(file)
+
+
+def deciding(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
+    """Return what decides the time of a step besides the shape."""
+    names = ("network", "optimizer", "residual", "precision", "batch", "context")
+    return {**{name: getattr(recipe, name) for name in names}, "vocabulary": vocabulary}
+
+
+def machine(device: Device) -> str | None:
+    """Return a name of this machine's processors; None if it has no such device."""
+    if device.is_gpu:
+        return device.title if local_device() == device.name else None
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{model or platform.processor() or platform.machine()}, {cores()} cores"
+
+
+def _file() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "interplay" / "speed.json"
+
+
+def _records() -> list[Speed]:
+    """The records of the file, oldest first; none if the file is missing, damaged or of another release."""
+    try:
+        return [Speed(**one) for one in json.loads(_file().read_text())]
+    except (OSError, ValueError, TypeError):
+        return []

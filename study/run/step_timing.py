@@ -1,0 +1,103 @@
+"""Time a few steps of a plan's cells on this machine, for the times of this and later plans."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from study.errors import SpecError
+from study.plan.cells import PlannedCell
+from study.plan.plan import Plan
+from study.plan.speed import Speed, deciding, fitted, keep, machine
+from study.spec.devices import DEVICES
+from trainables.train.step_times import StepTimes
+
+#: Seconds after which a measurement is given up.
+LIMIT = 300.0
+#: A study that the plan gives less time than this is not worth the measurement.
+WORTH_SECONDS = 30.0
+
+
+def is_worth_timing(plan: Plan) -> bool:
+    """Whether no cells of the plan's recipe were timed on this machine, and the study takes more than seconds."""
+    planner, speed = plan.planner, plan.planner.speed
+    is_here = machine(planner.layouts.device) is not None
+    known = speed is not None and speed.recipe == deciding(planner.recipe, planner.layouts.vocabulary)
+    return is_here and not known and plan.hours * 3600 >= WORTH_SECONDS and bool(tried_cells(plan))
+
+
+def tried_cells(plan: Plan) -> list[PlannedCell]:
+    """Return the cells that are timed: the largest, and of the others the cheapest, the deepest and the widest.
+
+    Only cells of one rank can be timed; there may be none.
+    """
+    cells = [planned for planned in plan.main if planned.layout.ranks == 1]
+    by_cost = sorted(cells, key=lambda planned: planned.flops)
+    found = [
+        *by_cost[-1:],
+        *by_cost[:1],
+        *sorted(by_cost, key=lambda planned: -planned.cell.shape.depth)[:1],
+        *sorted(by_cost, key=lambda planned: -planned.cell.shape.width)[:1],
+    ]
+    return list({planned.cell.shape: planned for planned in found}.values())
+
+
+def time_steps(plan: Plan, data: str | Path) -> list[tuple[PlannedCell, StepTimes]]:
+    """Time cells of a plan, as many side by side as it has workers on a CPU, and keep the speed for later plans.
+
+    Args:
+        plan: for this machine.
+        data: folder or URI of the packed data.
+
+    Raises:
+        SpecError: a cell cannot be trained.
+    """
+    planner, cells = plan.planner, tried_cells(plan)
+    device = planner.layouts.device
+    asked = json.dumps([[p.cell.model_dump(mode="json"), p.layout.model_dump(mode="json")] for p in cells])
+    command = [sys.executable, "-m", "trainables.train.step_times", str(data)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as stack:
+        started = []
+        for _ in range(1 if device.is_gpu else plan.slots):
+            process = subprocess.Popen(
+                command, env=environment, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            assert process.stdin is not None
+            process.stdin.write(asked)
+            process.stdin.close()
+            process.stdin = None
+            started.append(process)
+        found = []
+        for process in started:
+            try:
+                output, errors = process.communicate(timeout=LIMIT)
+            except subprocess.TimeoutExpired as error:
+                raise SpecError(
+                    f"the steps of {len(cells)} cells took longer than {LIMIT:.0f} s; it was given up."
+                ) from error
+            if process.returncode:
+                last = errors.strip().rpartition("\n")[2]
+                raise SpecError(f"a cell of {plan.name!r} could not be trained for a few steps: {last}")
+            found.append(
+                [StepTimes.model_validate_json(line) for line in output.splitlines() if line.startswith("{")]
+            )
+    times = [max(same, key=lambda one: one.step_seconds) for same in zip(*found, strict=True)]
+    costs = [replace(planner.layouts.choose(p.cell.shape).cost, device=DEVICES[device.name]) for p in cells]
+    step, layer, work = fitted(costs, [one.step_seconds for one in times])
+    speed = Speed(
+        step=step, layer=layer, work=work,
+        machine=machine(device), device=device.name, workers=plan.slots,
+        recipe=deciding(planner.recipe, planner.layouts.vocabulary),
+        cells=[f"L{p.cell.shape.depth}-d{p.cell.shape.width}" for p in cells],
+        date=datetime.now(UTC).date().isoformat(),
+    )  # fmt: skip
+    keep(speed)
+    return list(zip(cells, times, strict=True))

@@ -2,68 +2,57 @@
 
 import math
 from importlib import resources
+from itertools import groupby
 from typing import Any
 
 import yaml
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from study.plan.plan import make_plan
 from study.plan.table import duration
 from study.spec.study import load_spec, studies
-from study.spec.yaml_file import preset_names
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Every preset as a record: name, description, claim, cells, hours, device, and its recorded result or None."""
-    text = (resources.files("study") / "commands" / "preset_results.yaml").read_text(encoding="utf-8")
-    results = {
-        name: {**found, "date": found["date"].isoformat()} for name, found in yaml.safe_load(text).items()
-    }
+    """Every preset as a record: group, name, description, claim, cells, hours, device, and its recorded result or None."""
+    text = (resources.files("study") / "commands" / "presets.yaml").read_text(encoding="utf-8")
     records = []
-    for name in preset_names():
-        spec = load_spec(name)
-        plans = [make_plan(one, to_read=True) for one in studies(spec)]
-        records.append(
-            {
-                "name": name,
-                "description": spec.description,
-                "claim": spec.claim,
-                "vary": spec.vary,
-                "device": plans[0].device,
-                "slots": plans[0].slots,
-                "cells": sum(plan.cell_count for plan in plans),
-                "flops": math.fsum(plan.flops for plan in plans),
-                "hours": math.fsum(plan.hours for plan in plans),
-                "result": results.get(name),
-            }
-        )
+    for group, presets in yaml.safe_load(text).items():
+        for name, result in presets.items():
+            spec = load_spec(name)
+            plans = [make_plan(one, to_read=True) for one in studies(spec)]
+            records.append(
+                {
+                    "group": group,
+                    "name": name,
+                    "description": spec.description,
+                    "claim": spec.claim,
+                    "vary": spec.vary,
+                    "device": plans[0].device,
+                    "slots": plans[0].slots,
+                    "cells": sum(plan.cell_count for plan in plans),
+                    "flops": math.fsum(plan.flops for plan in plans),
+                    "hours": math.fsum(plan.hours for plan in plans),
+                    "cost": None if plans[0].cost is None else math.fsum(plan.cost or 0.0 for plan in plans),
+                    "result": result and {**result, "date": result["date"].isoformat()},
+                }
+            )
     return records
 
 
 def catalogue_view(records: list[dict[str, Any]]) -> RenderableType:
-    """A table for a terminal: one row per preset, with its recorded result below the description."""
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
-    for name in ("preset", "cells", "time"):
-        table.add_column(name, justify="left" if name == "preset" else "right", no_wrap=True, vertical="top")
-    table.add_column("question and recorded result")
-    for record in records:
-        table.add_row(
-            Text(record["name"], style="bold"),
-            f"{record['cells']:,}",
-            duration(record["hours"] * 3600),
-            Group(Text(record["description"]), Text(_result(record["result"]), style="dim")),
-        )
-    on = sorted({f"{record['slots']} workers on {record['device']}" for record in records})
-    foot = f"Time is an estimate for {', '.join(on)}. Run a preset with `interplay run PRESET`; `--json` has more."
-    return Group(table, Text(foot, style="dim"))
-
-
-def _result(result: dict[str, Any] | None) -> str:
-    if result is None:
-        return "No recorded result."
-    seeds = result["seeds"]
-    which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
-    return f"{result['text']} ({result['date']}, {which}, in {duration(result['seconds'])})"
+    """The presets for a terminal, two lines each in 80 columns: what it asks, and its size and recorded result."""
+    width = max(len(record["name"]) for record in records)
+    lines = []
+    for group, members in groupby(records, key=lambda record: record["group"]):
+        lines += ["", f"[bold]{group}[/]"]
+        for record in members:
+            size = f"{record['cells']:,} cells, {duration(record['hours'] * 3600)}"
+            if not record["device"].startswith("cpu"):
+                size += f" on {record['slots']} {record['device']}"
+            found = record["result"]["text"] if record["result"] else "not run yet"
+            lines.append(f"{record['name']:{width}}  {record['description']}")
+            lines.append(f"  [dim]{size}: {found}[/]")
+    lines += ["", "[dim]Times are estimates. `interplay run PRESET` runs one; `--json` has more.[/]"]
+    return Group(*(Text.from_markup(line) for line in lines[1:]))

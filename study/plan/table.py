@@ -32,7 +32,7 @@ def plan_table(plan: Plan) -> Group:
         "time": duration(plan.hours * 3600),
     }
     if plan.cost is not None:
-        columns["cost"] = f"{plan.cost:,.0f}"
+        columns["cost"] = _money(plan.cost)
     for name, total in columns.items():
         # In a narrow terminal shorten the counts, which follow from shape and budget, and not degree, memory or time.
         may_shorten = name in ("N=12Ld²", "params", "rate")
@@ -62,7 +62,7 @@ def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_
     groups = f"x{first.layout.data_parallel}" if first.layout.data_parallel > 1 else ""
     marks = ",".join(flags.setdefault(flag, _mark(len(flags))) for flag in first.flags)
     row = [
-        short(first.budget) if is_new_budget else "",
+        _count(first.budget) if is_new_budget else "",
         f"L{shape.depth} d{shape.width} h{shape.heads}" + (f" [dim]{marks}[/]" if marks else ""),
         _count(shape.budget_params),
         _count(first.parameters.total),
@@ -74,7 +74,7 @@ def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_
         duration(first.seconds),
     ]
     if plan.cost is not None:
-        row.append(f"{sum(planned.cost or 0.0 for planned in group):,.0f}")
+        row.append(_money(sum(planned.cost or 0.0 for planned in group)))
     return row
 
 
@@ -82,11 +82,11 @@ def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
     spec = plan.planner.spec
     gangs = [planned.layout for planned in plan.cells if planned.layout.ranks > 1]
     groups = " (x groups that share its batch)" if any(one.data_parallel > 1 for one in gangs) else ""
-    workers = f"{plan.slots} {'devices' if gangs else 'workers'}"
+    workers = f"{plan.slots} {'device' if gangs else 'worker'}{'s' if plan.slots > 1 else ''}"
     lines = [
         *([spec.description] if spec.description else []),
-        f"{short(plan.planner.recipe.tokens)} training tokens per cell ({plan.planner.epochs_words}), "
-        f"{short(plan.tokens)} in total",
+        f"{_count(plan.planner.recipe.tokens)} training tokens per cell ({plan.planner.epochs_words}), "
+        f"{_count(plan.tokens)} in total",
         f"time: per cell; total: estimated wall clock with {workers} on {plan.device}, {plan.precision}",
     ]
     if gangs:
@@ -134,9 +134,14 @@ def search_notes(plan: Plan) -> list[str]:
     return notes
 
 
-def _count(number: int) -> str:
-    """Return all digits of a number below ten million, else three."""
-    return f"{number:,}" if number < 1e7 else short(number)
+def _count(number: float) -> str:
+    """Return a number of parameters or tokens: all digits below 100 thousand, else three, with B for 10⁹ as in specs."""
+    return f"{number:,.0f}" if number < 1e5 else short(number).replace("G", "B")
+
+
+def _money(cost: float) -> str:
+    """Return a cost, with two decimals below 10."""
+    return f"{cost:,.0f}" if cost >= 10 else f"{cost:,.2f}"
 
 
 def _mark(number: int) -> str:

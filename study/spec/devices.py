@@ -96,6 +96,8 @@ _DEVICES = (
     ),
     _gpu("l4-24gb", "NVIDIA L4", "L4", 24, bf16=121, fp32=30.3, link=32),
     _gpu("a10g-24gb", "NVIDIA A10G", "A10G", 24, bf16=70, fp32=35, link=32),
+    # Of consumer cards the rate with fp32 sums, in which PyTorch adds.
+    _gpu("rtx4090-24gb", "NVIDIA GeForce RTX 4090", "GeForce-RTX-4090", 24, bf16=165, fp32=82.6, link=32),
     _gpu("l40s-48gb", "NVIDIA L40S", "L40S", 48, bf16=362, fp32=91.6, link=32),
     _gpu("a100-40gb", "NVIDIA A100 40 GB", "A100", 40, bf16=312, fp32=19.5, link=300),
     _gpu("a100-80gb", "NVIDIA A100 80 GB", "A100", 80, bf16=312, fp32=19.5, link=300),
@@ -143,13 +145,18 @@ def local_gpus() -> int:
 def local_device() -> str:
     """Return the name of this machine's GPU in `DEVICES`, without loading a GPU library; `cpu` if there is none."""
     cards = Path("/proc/driver/nvidia/gpus").glob("*/information") if local_gpus() else ()
-    for card in cards:
-        model = card.read_text().partition("Model:")[2].partition("\n")[0]
-        found = [device for device in DEVICES.values() if device.accelerator and device.accelerator in model]
-        if found:
-            # "L4" is part of "L40S", and an A100 has 40 or 80 GB.
-            return max(
-                found,
-                key=lambda one: (len(str(one.accelerator)), one.name.partition("-")[2].upper() in model),
-            ).name
-    return "cpu"
+    models = (card.read_text().partition("Model:")[2].partition("\n")[0] for card in cards)
+    return next(filter(None, map(device_of, models)), "cpu")
+
+
+def device_of(model: str) -> str | None:
+    """Return the name in `DEVICES` of a GPU by its driver's name of it, such as `NVIDIA A100-SXM4-40GB`."""
+    found = [
+        one for one in DEVICES.values() if one.accelerator and one.accelerator.replace("-", " ") in model
+    ]
+    # "L4" is part of "L40S", and an A100 has 40 or 80 GB.
+    if not found:
+        return None
+    return max(
+        found, key=lambda one: (len(str(one.accelerator)), one.name.partition("-")[2].upper() in model)
+    ).name

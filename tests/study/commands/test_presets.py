@@ -8,9 +8,11 @@ from study.spec.yaml_file import preset_names
 
 def test_presets_are_listed_with_cost_and_result(command):
     records = json.loads(command("presets", "--json")[1])
-    assert [record["name"] for record in records] == preset_names()
+    assert sorted(record["name"] for record in records) == preset_names()
     status, out, err = command("presets")
     assert (status, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80, "no line is broken"
+    assert len(out.splitlines()) == 2 * len(records) + 2 * len({record["group"] for record in records}) + 1
     for record in records:
         assert record["cells"] > 0
         assert record["name"] in out

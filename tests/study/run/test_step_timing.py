@@ -51,7 +51,9 @@ def test_real_cells_are_timed_and_the_next_plan_follows_them(command):
     after = make_plan(load_spec(*SMALL))
     assert document["hours"] == after.hours != document["planned_hours"]
     planned = {
-        f"L{p.cell.shape.depth} d{p.cell.shape.width}": after.planner.layouts.choose(p.cell.shape).cost.step_seconds
+        f"L{p.cell.shape.depth} d{p.cell.shape.width}": after.planner.layouts.choose(
+            p.cell.shape
+        ).cost.step_seconds
         for p in after.cells
     }
     for cell in document["cells"]:

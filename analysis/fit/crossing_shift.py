@@ -26,7 +26,7 @@ from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.fit.measures import Value
 from analysis.intervals import Interval, ends_of, params_interval
-from analysis.law.crossings import Crossing, Crossings, Gap, inverted_test, roots
+from analysis.law.crossings import Crossing, Crossings, Gap, inverted_test, root
 from analysis.runs.table import RunTable
 
 #: Value of the column `purpose` of a sensitivity run; empty in the main study.
@@ -256,7 +256,7 @@ def paired_shift(
             shift_interval=_bounds(low - where, high - where),
             changed_interval=params_interval(inverted_test(after, quantile)),
         )
-    place = float(roots(gap.x, after.value[None, :])[0])
+    place = root(gap.x, after.value)
     if math.isfinite(place):
         return replace(found, shift=place - where, changed_params=math.exp(place), changed_status="bracketed")
     side, status = ("below", "left_censored") if place < 0 else ("above", "right_censored")

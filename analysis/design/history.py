@@ -34,13 +34,12 @@ class SearchData:
     Attributes:
         cells: order, flops (summed up to the cell's end), depth, params, seed, loss, outcome (its status).
         steps: cells, flops, value, low, high, halfwidth; NaN where there is none.
-        objective, stop_when: as in `SearchInfo`.
+        search: objective and end of the search.
     """
 
     cells: pd.DataFrame
     steps: pd.DataFrame
-    objective: Objective
-    stop_when: float | None
+    search: SearchInfo
 
     def table(self) -> pd.DataFrame:
         """Return all tables as one for the CSV, distinguished by the column `what`."""
@@ -92,4 +91,4 @@ def search_data(
     cells = rows.assign(flops=rows["flops"].cumsum(), outcome=rows["status"])
     cells = cells[["order", "flops", "depth", "params", "seed", "loss", "outcome"]]
     steps = history(rows, search.objective, level=level, points=points)
-    return SearchData(cells, steps, search.objective, search.stop_when)
+    return SearchData(cells, steps, search)

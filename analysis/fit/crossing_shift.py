@@ -27,7 +27,7 @@ from analysis.curves.noise import Floats
 from analysis.fit.measures import Value
 from analysis.intervals import Interval, ends_of, params_interval
 from analysis.law.crossings import Crossing, Crossings, Gap, inverted_test, root
-from analysis.runs.table import RunTable
+from analysis.runs.table import RunTable, why_not
 
 #: Value of the column `purpose` of a sensitivity run; empty in the main study.
 SENSITIVITY = "sensitivity"
@@ -161,13 +161,8 @@ def split_sensitivity_runs(runs: RunTable) -> tuple[RunTable, RunTable | None]:
     rows = frame.index[frame["purpose"] != ""]
     usable = runs.used.index.intersection(rows)
     reason = "a sensitivity run: trained at another learning rate on purpose, so it enters no crossing"
-    out = [
-        {"row": row, **({"cell": cell} if cell else {}), "reason": reason}
-        for row, cell in zip(usable.tolist(), frame.loc[usable, "cell"], strict=True)
-    ]
-    main = replace(
-        runs, frame=frame.drop(index=rows), used=runs.used.drop(index=usable), left_out=[*runs.left_out, *out]
-    )
+    left_out = [*runs.left_out, *why_not(frame, dict.fromkeys(usable.tolist(), reason))]
+    main = replace(runs, frame=frame.drop(index=rows), used=runs.used.drop(index=usable), left_out=left_out)
     return main, replace(runs, frame=frame.loc[rows], used=runs.used.loc[usable], left_out=[])
 
 

@@ -24,7 +24,7 @@ from analysis.law.prediction import predict
 from analysis.law.shape import Law, NearOptimal, Shape
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.epochs import Epochs, epochs_of
-from analysis.runs.table import RunTable
+from analysis.runs.table import RunTable, why_not
 from analysis.runs.tokens import TokenRule
 from analysis.threads import single_threaded
 
@@ -145,10 +145,6 @@ def fit_of(study: Study) -> Fit:
     """The fit of a study: its laws with their held-out regret, best shapes, checks and warnings."""
     comparison, curves, found = study.comparison, study.curves, study.crossings
     law, *alternatives = study.laws
-    left_out = [*study.runs.left_out]
-    for row, reason in comparison.left_out.items():
-        cell = study.runs.frame.at[row, "cell"]
-        left_out.append({"row": row, **({"cell": cell} if cell else {}), "reason": reason})
     again, epochs = study.sensitivity_runs, epochs_of(study.rows)
     repeated = [epochs.warning] if epochs and epochs.warning else []
     return Fit(
@@ -165,7 +161,7 @@ def fit_of(study: Study) -> Fit:
         diverged=tuple({str(key): row[key] for key in row} for row in comparison.diverged.to_dict("records")),
         count=study.runs.count,
         used=len(study.rows),
-        left_out=tuple(left_out),
+        left_out=(*study.runs.left_out, *why_not(study.runs.frame, comparison.left_out)),
         warnings=(*study.runs.notes, *comparison.warnings, *repeated, *_warnings(study)),
         level=found.level,
         shifts=() if again is None else paired_shifts(again, study.rows, curves, found),

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from analysis.curves.budgets import LINE_REACH, SHIFT, budget_of, budgets, common_size
+from analysis.curves.best_shapes import LINE_REACH, SHIFT, budget_of, budgets, common_size
 from analysis.curves.shape_means import ShapeMeans, shape_means
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of, supported
 from analysis.law.shape import Law
@@ -60,7 +60,7 @@ def measured_losses(rows: pd.DataFrame, budget: float) -> Measured | None:
     A depth with sizes on both sides of that N is interpolated between the nearest two, straight in ln N: the curves of
     `analysis.curves` also depend on the other sizes, and a law is judged by what was measured. A depth without such
     sizes (one size per depth, as in many published tables) is moved there along the best surface through all `rows`, by
-    at most a factor `analysis.curves.budgets.SHIFT` in N.
+    at most a factor `analysis.curves.best_shapes.SHIFT` in N.
     """
     means = shape_means(rows)
     trained = next((depths for name, depths in budgets(rows) if math.isclose(name, budget)), [])

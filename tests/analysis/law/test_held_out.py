@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.curves.budgets import budget_of, budgets, common_size
+from analysis.curves.best_shapes import budget_of, budgets, common_size
 from analysis.curves.curves import build_curves
 from analysis.curves.shape_means import shape_means
 from analysis.law.held_out import BASELINE, Measured, held_out, measured_losses

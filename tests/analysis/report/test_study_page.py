@@ -361,7 +361,7 @@ def test_the_badge_follows_from_crossings_and_the_learning_rate(found):
 
 
 def test_sections_without_content_are_empty_and_titles_are_unique(study, found):
-    sections = study_sections(Context(study, found), "")
+    sections = study_sections(Context(study, found))
     empty = {section.title for section in sections if section.empty}
     assert empty == {"Shape or tuning", "The search"}
     assert len({section.anchor for section in sections}) == len(sections)

@@ -6,9 +6,15 @@ from typing import Any
 
 from analysis.files import write_json
 from analysis.fit.document import Fit
-from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence
+from analysis.fit.sentences import (
+    count_phrase,
+    findings,
+    law_sentence,
+    next_steps,
+    noise_sentence,
+    shift_sentence,
+)
 from analysis.numbers import counted
-from analysis.report.answers import findings, next_steps, shift_sentence
 from analysis.report.figures import best_depth, diagnostics, gaps, loss, palette, transition
 from analysis.report.figures.by_value import measure_figure
 from analysis.report.figures.figure import Context, Figure, study_of_fit

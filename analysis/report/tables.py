@@ -13,7 +13,7 @@ from analysis.fit.answer import FLOPS
 from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
-from analysis.fit.sentences import LAWS, REACH, law_formula
+from analysis.fit.sentences import LAWS, REACH, condition, factors, law_formula
 from analysis.fit.series import ByValue, Member, crossing_row
 from analysis.intervals import Interval
 from analysis.law.held_out import BASELINE, HeldOut
@@ -21,7 +21,6 @@ from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.near_optimal import WITHIN
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import counted, digits, duration, ends, human, percent, short, span
-from analysis.report.answers import condition, factors
 from analysis.report.shapes import shapes_table
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Columns, Table, table_of

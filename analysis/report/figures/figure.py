@@ -14,11 +14,11 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from analysis.design.history import SearchData, SearchInfo, search_data
+from analysis.design.objective import SearchData, SearchInfo, search_data
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData
+from analysis.fit.sentences import graded_accuracy
 from analysis.fit.study import Study
-from analysis.report.answers import graded_accuracy
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import STYLE, VALUES
 from analysis.runs.table import RunTable

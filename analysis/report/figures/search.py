@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from analysis.design.history import SearchData
+from analysis.design.objective import SearchData
 from analysis.numbers import counted, digits, scientific
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import Axes, new_canvas, plot_values, set_ticks

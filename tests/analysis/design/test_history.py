@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.design.history import history, rows_in_order, search_data
-from analysis.design.objective import Objective, estimate
+from analysis.design.objective import Objective, estimate, history, rows_in_order, search_data
 from analysis.report.figures.search import search_sentence
 from analysis.runs.table import RunTable
 from tests.analysis import searched

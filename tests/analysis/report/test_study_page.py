@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 
 from analysis.fit.document import Fit, fit
-from analysis.fit.sentences import headlines
+from analysis.fit.sentences import headlines, next_steps, shift_sentence
 from analysis.law.held_out import BASELINE, HeldOut, Trial
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import duration, short
-from analysis.report.answers import next_steps, shift_sentence
 from analysis.report.figures import best_depth, gaps, loss
 from analysis.report.figures.figure import Context
 from analysis.report.html import MOST_ANSWERS, Section

@@ -25,7 +25,7 @@ from scipy.stats import t as student
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.fit.measures import Value
-from analysis.intervals import Interval, ends_of, params_interval
+from analysis.intervals import Interval, ends_of, interval_of, params_interval
 from analysis.law.crossings import Crossing, Crossings, Gap, inverted_test, root
 from analysis.runs.table import RunTable, why_not
 
@@ -149,7 +149,7 @@ def _log_ends(interval: Interval | None) -> tuple[float, float]:
 
 def _bounds(low: float, high: float) -> Interval | None:
     """An interval whose infinite ends are None; None without any bound."""
-    found = (low if math.isfinite(low) else None, high if math.isfinite(high) else None)
+    found = interval_of(low, high)
     return None if found == (None, None) else found
 
 

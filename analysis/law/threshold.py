@@ -72,13 +72,10 @@ class _Points:
     def line(self, scatter: float) -> tuple[Floats, Floats]:
         """Generalised least squares: (a, b) and their covariance."""
         design = np.column_stack([np.ones_like(self.regressor), self.regressor])
-        weighted = np.linalg.solve(self.total(scatter), design).T
+        total = self.covariance + scatter**2 * np.eye(len(self.log_width))
+        weighted = np.linalg.solve(total, design).T
         found = np.linalg.inv(weighted @ design)
         return np.asarray(found @ weighted @ self.log_width), found
-
-    def total(self, scatter: float) -> Floats:
-        """The covariance with the scatter."""
-        return self.covariance + scatter**2 * np.eye(len(self.log_width))
 
     def residual(self, law: Floats) -> Floats:
         """Of ln d."""

@@ -121,7 +121,7 @@ def write_series(
         Section(
             "The members",
             [f"The members differ in {key} only; nothing is fitted across them.", same],
-            tables=[members_table(key, members, about)],
+            tables=[members_table(key, about)],
             links={f"{key} {label(item.value)}": item.report for item in members if item.report},
         ),
         provenance(facts or {}, {"series.json: every number above": "series.json"}),

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.numbers import counted
+from analysis.numbers import counted, first_few
 from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
 from analysis.runs.learning_rates import RateChoice, choose_rates
 from analysis.runs.table import RunTable, whole
@@ -61,7 +61,7 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
     if runs.used.empty:
         reasons = sorted({str(item["reason"]) for item in runs.left_out})
         raise InputError(
-            f"{runs.source} has no usable row: {len(runs.left_out)} left out ({_listing(reasons, '; ')}). "
+            f"{runs.source} has no usable row: {len(runs.left_out)} left out ({first_few(reasons, '; ')}). "
             "A usable row has the status done, a depth, a width and a finite positive loss."
         )
     # Sorted by loss and not by seed, so that sums do not depend on the names of the seeds.
@@ -135,7 +135,7 @@ def _warnings(rows: pd.DataFrame, runs: RunTable, choice: RateChoice, lost: pd.D
     if len(seeds):
         names = [f"{row.depth}×{row.width}: {row.diverged} of {row.of}" for row in seeds.itertuples()]
         yield (
-            f"Some seeds of {counted(len(names), 'shape')} diverged (depth×width {_listing(names, '; ')}); such a "
+            f"Some seeds of {counted(len(names), 'shape')} diverged (depth×width {first_few(names, '; ')}); such a "
             "shape is compared by its survivors, whose mean loss is biased down."
         )
     protocols = sorted(set(rows["protocol"]) - {""}) if "protocol" in rows else []
@@ -157,7 +157,3 @@ def _warnings(rows: pd.DataFrame, runs: RunTable, choice: RateChoice, lost: pd.D
             f"{wide['vocabulary'].min():g}: the rank of the embedding is a bottleneck there (Wies et al. 2021), and a "
             "crossing among them is unreliable."
         )
-
-
-def _listing(names: list[str], separator: str = ", ") -> str:
-    return separator.join(names[:5]) + (" ..." if len(names) > 5 else "")

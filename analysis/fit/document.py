@@ -177,8 +177,8 @@ def _held_out(study: Study) -> tuple[HeldOut, ...]:
 
     def train(seen: pd.DataFrame) -> dict[str, Law]:
         points = points_of(shape_means(seen), misfit_sd)
-        surfaces = fit_surfaces(points, equal_tokens=study.equal_tokens)
-        return {law.form: law for law in (*estimates_of(seen).laws, *surfaces)}
+        laws: dict[str, Law] = {law.form: law for law in estimates_of(seen).laws}
+        return laws | {item.form: item for item in fit_surfaces(points, equal_tokens=study.equal_tokens)}
 
     return held_out(study.rows, train)
 

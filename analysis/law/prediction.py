@@ -67,8 +67,10 @@ def predict(
     surfaces = [item for item in all_surfaces if not rejected(item.p_value)]
     if lines:
         surfaces = [item for item in surfaces if item.covariance and item.best_depth(params) is not None]
-    decide: dict[str, FittedLaw] = {law.form: law for law in (*deciding, *surfaces)}
-    every: dict[str, FittedLaw] = {law.form: law for law in (*kept, *surfaces)}
+    decide: dict[str, FittedLaw] = {law.form: law for law in deciding}
+    every: dict[str, FittedLaw] = {law.form: law for law in kept}
+    for surface in surfaces:
+        decide[surface.form] = every[surface.form] = surface
     depths = {form: _possible(law.best_depth(params), params) for form, law in decide.items()}
     interval = hull([law.interval(params, level) for law in every.values()])
     agree_to: float | None = None

@@ -25,13 +25,15 @@ def ends_of(interval: Interval | None) -> tuple[float, float]:
     return -math.inf if low is None else low, math.inf if high is None else high
 
 
+def interval_of(low: float, high: float) -> Interval:
+    """The inverse of `ends_of`: an infinite end is None."""
+    return low if math.isfinite(low) else None, high if math.isfinite(high) else None
+
+
 def hull(intervals: Sequence[Interval]) -> Interval:
     """The smallest interval that holds all; an end is None if that of one of them is, or there are none."""
-    lows, highs = [low for low, _ in intervals], [high for _, high in intervals]
-    return (
-        None if not lows or None in lows else min(low for low in lows if low is not None),
-        None if not highs or None in highs else max(high for high in highs if high is not None),
-    )
+    lows, highs = zip(*map(ends_of, intervals), strict=True) if intervals else ((-math.inf,), (math.inf,))
+    return interval_of(min(lows), max(highs))
 
 
 def range_over(region: Region, best: tuple[float, float], of: Callable[[float, float], float]) -> Interval:
@@ -43,10 +45,7 @@ def range_over(region: Region, best: tuple[float, float], of: Callable[[float, f
     # Of two points with the same value the open one counts.
     low, low_open = min(values, key=lambda item: (item[0], not item[1]))
     high, high_open = max(values)
-    return (
-        None if low_open or not math.isfinite(low) else low,
-        None if high_open or not math.isfinite(high) else high,
-    )
+    return interval_of(-math.inf if low_open else low, math.inf if high_open else high)
 
 
 def between(shallow: float, deep: float) -> float:

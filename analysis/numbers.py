@@ -66,6 +66,11 @@ def listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
+def first_few(parts: Sequence[str], separator: str = ", ") -> str:
+    """The first five parts, and dots for the others."""
+    return separator.join(parts[:5]) + (" ..." if len(parts) > 5 else "")
+
+
 def span(interval: _Ends | None, text: Callable[[float], str] = digits, between: str = "–") -> str:
     """An interval for a table, such as `15–18`; an open end, None, becomes `below ...` or `above ...`."""
     if interval is None:

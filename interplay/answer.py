@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 from analysis.errors import shortened
 from analysis.fit.document import Fit
+from analysis.fit.sentences import answers
 from analysis.law.near_optimal import WITHIN
 from analysis.law.shape import Shape
 from analysis.numbers import counted
-from analysis.report.answers import answers
 from analysis.runs.table import RunTable
 from interplay.errors import explained
 from study.plan.plan import Plan

@@ -14,8 +14,17 @@ import pandas as pd
 from scipy.stats import chi2
 
 from analysis.curves.noise import Floats, from_residuals
-from analysis.curves.posterior import combine, kernel_of, lengths_of, likely, matern, points_of, posterior
-from analysis.curves.power_law import common_exponent, designs
+from analysis.curves.posterior import (
+    combine,
+    common_exponent,
+    designs,
+    kernel_of,
+    lengths_of,
+    likely,
+    matern,
+    points_of,
+    posterior,
+)
 from analysis.curves.shape_means import ShapeMeans, shape_means
 
 #: Steps of the grid of ln N over all sizes: most, least, and most of all depths together; and most sizes on it.

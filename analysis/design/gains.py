@@ -26,7 +26,7 @@ from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.design.objective import Objective
 from analysis.intervals import between
-from analysis.law.crossings import roots
+from analysis.law.crossings import root
 from analysis.law.threshold_law import solve_depth
 
 Integers = npt.NDArray[np.int64]
@@ -248,7 +248,7 @@ class Search:
         Only measured cells are used, so that a choice does not depend on which cells happen to be running. `sd` is the
         noise of a run.
         """
-        found = roots(self.places, self.gap)
+        found = np.array([root(self.places, gap) for gap in self.gap])
         low, high = self.places[0], self.places[-1]
         rise = np.gradient(self.gap, self.places, axis=1)
         pair = np.arange(len(self.pairs))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.curves.best_shapes import BestShape
+from analysis.intervals import Interval, interval_of
 from analysis.law.crossings import Crossing
 from analysis.numbers import counted, digits, human, human_range, layers, listed, percent, scientific
 
@@ -31,7 +32,7 @@ class DepthRange:
     depths: tuple[int, ...]
     low: float | None = None
     high: float | None = None
-    high_interval: tuple[float | None, float | None] | None = None
+    high_interval: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def depth_ranges(crossings: Sequence[Crossing]) -> tuple[DepthRange, ...]:
     if not crossings:
         return ()
     groups = [[crossings[0].shallow]]
-    ends: list[tuple[float, tuple[float | None, float | None] | None]] = []
+    ends: list[tuple[float, Interval | None]] = []
     for item in crossings:
         place = _place(item)
         if place is None:
@@ -78,12 +79,7 @@ def depth_ranges(crossings: Sequence[Crossing]) -> tuple[DepthRange, ...]:
         return ()
     intervals = [interval for _, interval in ends] + [None]
     return tuple(
-        DepthRange(
-            tuple(depths),
-            low if math.isfinite(low) else None,
-            high if math.isfinite(high) else None,
-            interval if math.isfinite(high) else None,
-        )
+        DepthRange(tuple(depths), *interval_of(low, high), interval if math.isfinite(high) else None)
         for depths, low, high, interval in zip(groups, places[:-1], places[1:], intervals, strict=True)
         if low < high
     )

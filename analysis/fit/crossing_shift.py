@@ -25,9 +25,9 @@ from scipy.stats import t as student
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.fit.measures import Value
-from analysis.intervals import Interval, ends_of, params_interval
-from analysis.law.crossings import Crossing, Crossings, Gap, inverted_test, roots
-from analysis.runs.table import RunTable
+from analysis.intervals import Interval, ends_of, interval_of, params_interval
+from analysis.law.crossings import Crossing, Crossings, Gap, inverted_test, root
+from analysis.runs.table import RunTable, why_not
 
 #: Value of the column `purpose` of a sensitivity run; empty in the main study.
 SENSITIVITY = "sensitivity"
@@ -149,7 +149,7 @@ def _log_ends(interval: Interval | None) -> tuple[float, float]:
 
 def _bounds(low: float, high: float) -> Interval | None:
     """An interval whose infinite ends are None; None without any bound."""
-    found = (low if math.isfinite(low) else None, high if math.isfinite(high) else None)
+    found = interval_of(low, high)
     return None if found == (None, None) else found
 
 
@@ -161,13 +161,8 @@ def split_sensitivity_runs(runs: RunTable) -> tuple[RunTable, RunTable | None]:
     rows = frame.index[frame["purpose"] != ""]
     usable = runs.used.index.intersection(rows)
     reason = "a sensitivity run: trained at another learning rate on purpose, so it enters no crossing"
-    out = [
-        {"row": row, **({"cell": cell} if cell else {}), "reason": reason}
-        for row, cell in zip(usable.tolist(), frame.loc[usable, "cell"], strict=True)
-    ]
-    main = replace(
-        runs, frame=frame.drop(index=rows), used=runs.used.drop(index=usable), left_out=[*runs.left_out, *out]
-    )
+    left_out = [*runs.left_out, *why_not(frame, dict.fromkeys(usable.tolist(), reason))]
+    main = replace(runs, frame=frame.drop(index=rows), used=runs.used.drop(index=usable), left_out=left_out)
     return main, replace(runs, frame=frame.loc[rows], used=runs.used.loc[usable], left_out=[])
 
 
@@ -256,7 +251,7 @@ def paired_shift(
             shift_interval=_bounds(low - where, high - where),
             changed_interval=params_interval(inverted_test(after, quantile)),
         )
-    place = float(roots(gap.x, after.value[None, :])[0])
+    place = root(gap.x, after.value)
     if math.isfinite(place):
         return replace(found, shift=place - where, changed_params=math.exp(place), changed_status="bracketed")
     side, status = ("below", "left_censored") if place < 0 else ("above", "right_censored")

@@ -9,22 +9,22 @@ import pandas as pd
 from pydantic import PlainValidator
 
 from analysis.curves.best_shapes import BestShape
+from analysis.curves.shape_means import shape_means
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
 from analysis.fit.answer import NextDepth, next_depth
 from analysis.fit.crossing_shift import ChangedStudy, paired_shifts
 from analysis.fit.rate_check import RateCheck, widened
 from analysis.fit.study import Study, estimates_of, study_of
-from analysis.law.crossings import Crossing, Crossings
-from analysis.law.held_out import HeldOut, Trainer, held_out, surface_trainers
-from analysis.law.loss_surfaces import SurfaceFit
+from analysis.law.crossings import Crossing
+from analysis.law.held_out import HeldOut, held_out
+from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
 from analysis.law.near_optimal import WITHIN, near_optimal
 from analysis.law.prediction import predict
 from analysis.law.shape import Law, NearOptimal, Shape
-from analysis.law.threshold import REGRESSORS, fit_threshold
-from analysis.law.threshold_law import Form, ThresholdLaw
+from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.epochs import Epochs, epochs_of
-from analysis.runs.table import RunTable
+from analysis.runs.table import RunTable, why_not
 from analysis.runs.tokens import TokenRule
 from analysis.threads import single_threaded
 
@@ -145,10 +145,6 @@ def fit_of(study: Study) -> Fit:
     """The fit of a study: its laws with their held-out regret, best shapes, checks and warnings."""
     comparison, curves, found = study.comparison, study.curves, study.crossings
     law, *alternatives = study.laws
-    left_out = [*study.runs.left_out]
-    for row, reason in comparison.left_out.items():
-        cell = study.runs.frame.at[row, "cell"]
-        left_out.append({"row": row, **({"cell": cell} if cell else {}), "reason": reason})
     again, epochs = study.sensitivity_runs, epochs_of(study.rows)
     repeated = [epochs.warning] if epochs and epochs.warning else []
     return Fit(
@@ -165,7 +161,7 @@ def fit_of(study: Study) -> Fit:
         diverged=tuple({str(key): row[key] for key in row} for row in comparison.diverged.to_dict("records")),
         count=study.runs.count,
         used=len(study.rows),
-        left_out=tuple(left_out),
+        left_out=(*study.runs.left_out, *why_not(study.runs.frame, comparison.left_out)),
         warnings=(*study.runs.notes, *comparison.warnings, *repeated, *_warnings(study)),
         level=found.level,
         shifts=() if again is None else paired_shifts(again, study.rows, curves, found),
@@ -176,24 +172,15 @@ def fit_of(study: Study) -> Fit:
 
 
 def _held_out(study: Study) -> tuple[HeldOut, ...]:
-    # Both forms use the same rows, one after the other: keep the last crossings.
-    last: list[tuple[pd.DataFrame, Crossings]] = []
-
-    def crossings(seen: pd.DataFrame) -> Crossings:
-        if not last or last[0][0] is not seen:
-            found = estimates_of(seen).crossings
-            last[:] = [(seen, found)]
-        return last[0][1]
-
-    def trainer(form: Form) -> Trainer:
-        def train(seen: pd.DataFrame) -> Law:
-            return fit_threshold(crossings(seen), form)
-
-        return train
-
     # The median, not the mean square: the misfit of the smallest models can be many times that of the others.
-    surfaces = surface_trainers(float(np.median(study.curves.misfit_sd)), equal_tokens=study.equal_tokens)
-    return held_out(study.rows, {form: trainer(form) for form in REGRESSORS} | surfaces)
+    misfit_sd = float(np.median(study.curves.misfit_sd))
+
+    def train(seen: pd.DataFrame) -> dict[str, Law]:
+        points = points_of(shape_means(seen), misfit_sd)
+        laws: dict[str, Law] = {law.form: law for law in estimates_of(seen).laws}
+        return laws | {item.form: item for item in fit_surfaces(points, equal_tokens=study.equal_tokens)}
+
+    return held_out(study.rows, train)
 
 
 def _warnings(study: Study) -> list[str]:

@@ -30,14 +30,13 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import t as student
 
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.intervals import Interval, between, params_interval, params_of, width_of
+from analysis.numbers import counted
 
-Indices = npt.NDArray[np.int64]
 Status = Literal["bracketed", "left_censored", "right_censored", "ambiguous", "insufficient"]
 
 #: Fewest sizes of a depth for a crossing between them.
@@ -137,32 +136,24 @@ def gap_of(curves: Curves, shallow: int, deep: int) -> Gap | None:
     inside = curves.inside(shallow, deep)
     if len(inside) < 2 or min(len(curves.at(shallow)), len(curves.at(deep))) < 2:
         return None
-    one, two = curves.index(shallow)[inside], curves.index(deep)[inside]
-    value = curves.values.ravel()[one] - curves.values.ravel()[two]
-    return Gap(curves.grid[inside], value, _difference(curves.covariance, one, two))
+    return Gap(curves.grid[inside], *_gaps(curves, [(shallow, deep)]))
 
 
-def _difference(covariance: Floats, one: Indices, two: Indices) -> Floats:
-    """Covariance of the differences of the values at indices `one` and `two`."""
-    part = covariance[one] - covariance[two]
-    return np.asarray(part[:, one] - part[:, two])
+def _gaps(curves: Curves, pairs: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
+    """The values of the gaps inside the common range of each pair, one pair after the other, and their covariance."""
+    places = [[curves.index(depth)[curves.inside(*pair)] for depth in pair] for pair in pairs]
+    one, two = np.hstack([np.empty((2, 0), dtype=np.int64), *places])
+    values, part = curves.values.ravel(), curves.covariance[one] - curves.covariance[two]
+    return values[one] - values[two], part[:, one] - part[:, two]
 
 
-def roots(x: Floats, gaps: Floats) -> Floats:
-    """The last upward sign change of piecewise linear functions through (x, gaps); `gaps` is (rows, len(x)).
+def root(x: Floats, gap: Floats) -> float:
+    """The last upward sign change of a gap that is linear between the places x.
 
-    -inf where a row is positive everywhere, +inf where it has no upward change otherwise. A gap of exactly zero counts
-    as not positive.
+    -inf where the gap is positive everywhere, +inf where it has no upward change otherwise. A gap of exactly zero
+    counts as not positive.
     """
-    positive = gaps > 0
-    up = ~positive[:, :-1] & positive[:, 1:]
-    crosses = up.any(axis=1)
-    last = up.shape[1] - 1 - np.argmax(up[:, ::-1], axis=1)
-    rows = np.arange(len(gaps))
-    left, right = gaps[rows, last], gaps[rows, last + 1]
-    rise = np.where(crosses, right - left, 1.0)
-    root = x[last] + (x[last + 1] - x[last]) * (-left / rise)
-    return np.asarray(np.where(crosses, root, np.where(positive.all(axis=1), -np.inf, np.inf)))
+    return -math.inf if np.all(gap > 0) else _upward(x, gap, -1, math.inf)
 
 
 def inverted_test(gap: Gap, quantile: float) -> tuple[float, float]:
@@ -173,8 +164,8 @@ def inverted_test(gap: Gap, quantile: float) -> tuple[float, float]:
     """
     z = np.divide(gap.value, gap.se, out=np.where(gap.value > 0, np.inf, -np.inf), where=gap.se > 0)
     shallow_first, deep_last = z[0] < -quantile, z[-1] > quantile
-    low = _passes(gap.x, z + quantile, first=True) if shallow_first else -math.inf
-    high = _passes(gap.x, z - quantile, first=False) if deep_last else math.inf
+    low = _upward(gap.x, z + quantile, 0, math.inf) if shallow_first else -math.inf
+    high = _upward(gap.x, z - quantile, -1, -math.inf) if deep_last else math.inf
     if not shallow_first and z[0] > quantile and np.all(z > quantile):
         return -math.inf, float(gap.x[0])
     if not deep_last and z[-1] < -quantile and np.all(z < -quantile):
@@ -182,12 +173,12 @@ def inverted_test(gap: Gap, quantile: float) -> tuple[float, float]:
     return low, high
 
 
-def _passes(x: Floats, values: Floats, *, first: bool) -> float:
-    """The first or the last place where straight lines through (x, values) turn positive."""
+def _upward(x: Floats, values: Floats, which: Literal[0, -1], nowhere: float) -> float:
+    """The first or the last place where straight lines through (x, values) turn positive; `nowhere` without one."""
     up = np.flatnonzero((values[:-1] <= 0) & (values[1:] > 0))
     if not len(up):
-        return math.inf if first else -math.inf
-    k = int(up[0] if first else up[-1])
+        return nowhere
+    k = int(up[which])
     left, right = float(values[k]), float(values[k + 1])
     share = 0.5 if not math.isfinite(right - left) else -left / (right - left)
     return float(x[k] + share * (x[k + 1] - x[k]))
@@ -203,86 +194,61 @@ def find_crossings(
         level: of the intervals.
         diverged: (depth, N, runs) of shapes whose runs all diverged.
     """
-    known = curves.noise.known
-    quantile = float(student.ppf((1 + level) / 2, curves.dof)) if known else math.nan
-    items, gaps = [], []
+    quantile = float(student.ppf((1 + level) / 2, curves.dof)) if curves.noise.known else math.nan
+    items, gaps, kept = [], [], []
     for shallow, deep in itertools.pairwise(curves.depths):
         gap = gap_of(curves, shallow, deep)
-        few = _few_sizes(curves, shallow, deep)
-        gaps.append(gap if few is None else None)
+        sizes, fewest = min((len(curves.at(depth)), depth) for depth in (shallow, deep))
+        few = f"depth {fewest} has only {counted(sizes, 'size')}"
         if gap is None:
-            items.append(_insufficient(curves, shallow, deep))
-            continue
-        status, reason, params, ends = _read(curves, shallow, deep, gap, quantile, few)
-        lost = tuple(item for item in diverged if item[0] in (shallow, deep))
-        against = _against(float(roots(gap.x, gap.value[None, :])[0]), shallow, deep, lost)
-        if against and status != "ambiguous":
-            status, reason = "ambiguous", against
-        items.append(
-            Crossing(
-                shallow,
-                deep,
-                status,
-                reason,
-                params,
-                params_interval(ends),
-                range=(math.exp(gap.x[0]), math.exp(gap.x[-1])),
-                gap_ends=(float(gap.value[0]), float(gap.value[-1])),
-                diverged=lost,
-                contradicted=against is not None,
-                non_monotone=_non_monotone(curves, deep, gap, quantile),
-            )
-        )
-    return Crossings(tuple(items), tuple(gaps), _joint(curves, items, gaps), quantile, level, curves.dof)
+            reason = f"{few}; a curve needs two" if sizes < 2 else "the two depths have no common range of N"
+            items.append(Crossing(shallow, deep, "insufficient", reason))
+        elif sizes < LEAST_SIZES:
+            few += f", and a crossing needs {LEAST_SIZES}, because two do not show how a curve bends"
+            items.append(_crossing(curves, shallow, deep, gap, quantile, diverged, few))
+            gap = None
+        else:
+            items.append(_crossing(curves, shallow, deep, gap, quantile, diverged))
+            kept.append((shallow, deep))
+        gaps.append(gap)
+    return Crossings(tuple(items), tuple(gaps), _gaps(curves, kept)[1], quantile, level, curves.dof)
 
 
-def _joint(curves: Curves, items: Sequence[Crossing], gaps: Sequence[Gap | None]) -> Floats:
-    """`Crossings.covariance`."""
-    pairs = [item for item, gap in zip(items, gaps, strict=True) if gap is not None]
-    if not pairs:
-        return np.empty((0, 0))
-    inside = [curves.inside(item.shallow, item.deep) for item in pairs]
-    one = np.concatenate([curves.index(item.shallow)[at] for item, at in zip(pairs, inside, strict=True)])
-    two = np.concatenate([curves.index(item.deep)[at] for item, at in zip(pairs, inside, strict=True)])
-    return _difference(curves.covariance, one, two)
-
-
-def _insufficient(curves: Curves, shallow: int, deep: int) -> Crossing:
-    few = [depth for depth in (shallow, deep) if len(curves.at(depth)) < 2]
-    reason = (
-        f"depth {few[0]} has only {len(curves.at(few[0]))} size; a curve needs two"
-        if few
-        else "the two depths have no common range of N"
-    )
-    return Crossing(shallow, deep, "insufficient", reason)
-
-
-def _read(
-    curves: Curves, shallow: int, deep: int, gap: Gap, quantile: float, few: str | None
-) -> tuple[Status, str | None, float | None, tuple[float, float] | None]:
-    """Status, reason, N and interval (ln N; None without noise) of a gap; `few` is why the pair has no crossing."""
-    params = params_of(float(roots(gap.x, gap.value[None, :])[0]))
-    ends = inverted_test(gap, quantile) if math.isfinite(quantile) else None
+def _crossing(
+    curves: Curves,
+    shallow: int,
+    deep: int,
+    gap: Gap,
+    quantile: float,
+    diverged: tuple[tuple[int, float, int], ...],
+    few: str = "",
+) -> Crossing:
+    """The crossing of a pair from its gap; `few` is why the pair can have no crossing between its sizes."""
+    where = root(gap.x, gap.value)
+    params, ends = params_of(where), inverted_test(gap, quantile) if math.isfinite(quantile) else None
     status, reason = _verdict(gap, ends, quantile)
     if few and (status in ("bracketed", "ambiguous") or not _measured_at_ends(curves, shallow, deep)):
         status, reason, params = "ambiguous", few, None
         if ends is not None:
-            low, high = (
-                end if math.isinf(end) else float(edge)
-                for end, edge in zip(ends, gap.x[[0, -1]], strict=True)
-            )
+            edges = zip(ends, gap.x[[0, -1]].tolist(), strict=True)
+            low, high = (end if math.isinf(end) else edge for end, edge in edges)
             ends = low, high
-    return status, reason, params, ends
-
-
-def _few_sizes(curves: Curves, shallow: int, deep: int) -> str | None:
-    """Why a pair cannot have a crossing between its sizes, if it cannot."""
-    few = [depth for depth in (shallow, deep) if len(curves.at(depth)) < LEAST_SIZES]
-    if not few:
-        return None
-    return (
-        f"depth {few[0]} has only {len(curves.at(few[0]))} sizes, and a crossing needs {LEAST_SIZES}, because two do "
-        "not show how a curve bends"
+    lost = tuple(item for item in diverged if item[0] in (shallow, deep))
+    against = _against(where, shallow, deep, lost)
+    if against and status != "ambiguous":
+        status, reason = "ambiguous", against
+    return Crossing(
+        shallow,
+        deep,
+        status,
+        reason,
+        params,
+        params_interval(ends),
+        range=(math.exp(gap.x[0]), math.exp(gap.x[-1])),
+        gap_ends=(float(gap.value[0]), float(gap.value[-1])),
+        diverged=lost,
+        contradicted=against is not None,
+        non_monotone=_non_monotone(curves, deep, gap, quantile),
     )
 
 
@@ -332,22 +298,16 @@ def _verdict(gap: Gap, interval: tuple[float, float] | None, quantile: float) ->
     if none:
         if interval == (-math.inf, math.inf):
             return "ambiguous", "the curves do not cross, but within the noise they might on either side"
+        model, end, edge, size = (
+            ("deep", high, 0, "smallest") if deep_wins else ("shallow", low, -1, "largest")
+        )
+        doubt = f"the {model} model is better everywhere, but not beyond the noise"
+        if math.isinf(end):
+            return "ambiguous", doubt
+        if abs(gap.value[edge]) <= quantile * gap.se[edge]:
+            return "ambiguous", f"{doubt} at the {size} size"
         if deep_wins:
-            if high == math.inf:
-                return "ambiguous", "the deep model is better everywhere, but not beyond the noise"
-            if gap.value[0] <= quantile * gap.se[0]:
-                return (
-                    "ambiguous",
-                    "the deep model is better everywhere, but not beyond the noise at the smallest size",
-                )
             return "left_censored", "the deep model is better at every size measured"
-        if low == -math.inf:
-            return "ambiguous", "the shallow model is better everywhere, but not beyond the noise"
-        if -gap.value[-1] <= quantile * gap.se[-1]:
-            return (
-                "ambiguous",
-                "the shallow model is better everywhere, but not beyond the noise at the largest size",
-            )
         return "right_censored", "the deep model is better at no size measured"
     z = gap.value / gap.se
     faults = [

@@ -19,20 +19,13 @@ from typing import ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from analysis.curves.budgets import LINE_REACH, SHIFT, budget_of, budgets, common_size
+from analysis.curves.best_shapes import LINE_REACH, SHIFT, budget_of, budgets, common_size
 from analysis.curves.shape_means import ShapeMeans, shape_means
-from analysis.law.loss_surfaces import (
-    SurfaceFit,
-    SurfaceForm,
-    fit_surface,
-    fit_surfaces,
-    points_of,
-    supported,
-)
+from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of, supported
 from analysis.law.shape import Law
 
-#: Rows of a run table (depth, params, seed, loss, and where known budget) -> the law fitted to them.
-Trainer = Callable[[pd.DataFrame], Law]
+#: Rows of a run table (depth, params, seed, loss, and where known budget) -> the laws fitted to them, by form.
+Trainer = Callable[[pd.DataFrame], Mapping[str, Law]]
 
 #: The baseline of the comparison: the depth that was best at the largest budget seen.
 BASELINE = "nearest measured"
@@ -41,18 +34,6 @@ TRAINING_BUDGETS = 3
 #: Most training sets, and most sizes held out, evenly spread over all of them: each training set costs a whole fit, and
 #: neighbours among hundreds of sizes add no information.
 MOST_CUTS, MOST_SIZES = 4, 8
-
-
-def surface_trainers(misfit_sd: float = 0.0, *, equal_tokens: bool = True) -> dict[str, Trainer]:
-    """One trainer per surface, by its form; `misfit_sd` as in `points_of`, `equal_tokens` as in `fit_surfaces`."""
-
-    def trainer(form: SurfaceForm) -> Trainer:
-        def train(rows: pd.DataFrame) -> Law:
-            return fit_surface(form, points_of(shape_means(rows), misfit_sd), equal_tokens=equal_tokens)
-
-        return train
-
-    return {form: trainer(form) for form in ("additive", "response")}
 
 
 @dataclass(frozen=True)
@@ -79,7 +60,7 @@ def measured_losses(rows: pd.DataFrame, budget: float) -> Measured | None:
     A depth with sizes on both sides of that N is interpolated between the nearest two, straight in ln N: the curves of
     `analysis.curves` also depend on the other sizes, and a law is judged by what was measured. A depth without such
     sizes (one size per depth, as in many published tables) is moved there along the best surface through all `rows`, by
-    at most a factor `analysis.curves.budgets.SHIFT` in N.
+    at most a factor `analysis.curves.best_shapes.SHIFT` in N.
     """
     means = shape_means(rows)
     trained = next((depths for name, depths in budgets(rows) if math.isclose(name, budget)), [])
@@ -162,7 +143,7 @@ class HeldOut:
         return tuple(dict.fromkeys(trial.reason for trial in self.trials if trial.reason is not None))
 
 
-def held_out(rows: pd.DataFrame, trainers: Mapping[str, Trainer]) -> tuple[HeldOut, ...]:
+def held_out(rows: pd.DataFrame, train: Trainer) -> tuple[HeldOut, ...]:
     """Hold out the largest budget, then the two largest, and so on; evaluate every law at every held-out size.
 
     Returns one result per law, first that of `BASELINE`; none if there are too few budgets to hold one out, or none of
@@ -170,17 +151,17 @@ def held_out(rows: pd.DataFrame, trainers: Mapping[str, Trainer]) -> tuple[HeldO
     """
     label = budget_of(rows)
     names = sorted(set(label))
-    everyone: dict[str, Trainer] = {BASELINE: _Nearest.of, **trainers}
-    trials: dict[str, list[Trial]] = {law: [] for law in everyone}
+    trials: dict[str, list[Trial]] = {}
     asked = _thin(range(TRAINING_BUDGETS, len(names)), MOST_SIZES)
     scores = {names[index]: measured_losses(rows, names[index]) for index in asked}
     for kept in reversed(_thin(asked, MOST_CUTS)):
         seen = rows[label < names[kept]]
-        for law, trainer in everyone.items():
-            fitted = trainer(seen)
+        laws: dict[str, Law] = {BASELINE: _Nearest.of(seen), **train(seen)}
+        for form, law in laws.items():
+            own = trials.setdefault(form, [])
             for name, score in scores.items():
                 if name >= names[kept] and score is not None:
-                    trials[law].append(_ask(fitted, score, name, names[kept - 1]))
+                    own.append(_ask(law, score, name, names[kept - 1]))
     if not any(trials.values()):
         return ()
     return tuple(HeldOut(law, tuple(items)) for law, items in trials.items())
@@ -202,12 +183,6 @@ class _Nearest:
 
     def why_not(self, params: float) -> str | None:
         return "the largest of the smaller sizes has no two depths to compare" if self.depth is None else None
-
-    def interval(self, params: float, level: float) -> tuple[None, None]:
-        return None, None
-
-    def loss(self, params: object, depth: object) -> None:
-        return None
 
 
 def _thin(values: Sequence[int], most: int) -> list[int]:

@@ -328,13 +328,8 @@ def _fit_additive(points: SurfacePoints) -> SurfaceFit:
     exponents = np.exp(best.x)
     coefficients, _ = solve(exponents)
     scale = np.exp(exponents * reference)
-    values = {
-        "E": float(coefficients[0]),
-        "c_m": float(coefficients[1] * scale[0]),
-        "alpha_m": float(exponents[0]),
-        "c_l": float(coefficients[2] * scale[1]),
-        "alpha_l": float(exponents[1]),
-    }
+    (alpha_m, alpha_l), (c_m, c_l) = exponents.tolist(), (coefficients[1:] * scale).tolist()
+    values = {"E": float(coefficients[0]), "c_m": c_m, "alpha_m": alpha_m, "c_l": c_l, "alpha_l": alpha_l}
     hits = [f"{name} = 0" for name in ("E", "c_m", "c_l") if values[name] == 0]
     for name in ("alpha_m", "alpha_l"):
         hits += [f"{name} = {end:g}" for end in EXPONENT if abs(values[name] - end) <= 1e-6 * max(end, 1e-2)]
@@ -388,10 +383,8 @@ def _fit_response(points: SurfacePoints) -> SurfaceFit:
     beta = np.linalg.lstsq(whitened / norms, target, rcond=None)[0] / norms
     residual = target - whitened @ beta
     summary = points.summary("response", residual, points.loss - design @ beta)
-    values = dict(zip(_RESPONSE, beta.tolist(), strict=True)) | {
-        "log_params": centre_x,
-        "log_depth": centre_v,
-    }
+    values = dict(zip(_RESPONSE, beta.tolist(), strict=True))
+    values |= {"log_params": centre_x, "log_depth": centre_v}
     covariance = _rows(_covariance(whitened, residual, summary), 6)
     return SurfaceFit("response", "ok", None, values, covariance=covariance, **summary)
 

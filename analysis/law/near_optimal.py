@@ -9,60 +9,53 @@ import math
 from typing import TYPE_CHECKING
 
 from analysis.errors import InputError
-from analysis.law.shape import Law, NearOptimal
+from analysis.law.shape import NearOptimal
 
 if TYPE_CHECKING:
     from analysis.curves.best_shapes import BestShape
+    from analysis.law.loss_surfaces import SurfaceFit
+    from analysis.law.published import AdditiveLaw
 
 #: Nats per token below which the loss of a shape counts as that of the best. Seeds of one cell differ by about as much.
 WITHIN = 0.005
 
 
-def near_optimal_depths(law: Law, params: float, within: float = WITHIN) -> tuple[int, int] | None:
-    """The shallowest and the deepest model whose loss exceeds that of the best whole depth by at most `within`.
+def near_optimal(
+    law: "SurfaceFit | AdditiveLaw", params: float, depth: float | None, source: str, within: float = WITHIN
+) -> NearOptimal | None:
+    """The near-optimal depths at N = `params` and what `depth` loses; None if the law has no best depth there.
 
-    Args:
-        law: of the loss.
-        params: N, the size that all shapes share.
-        within: nats per token.
-
-    Returns:
-        Two whole depths, from 1 to the depth at which the width is one; None if the law has no best depth there.
+    They reach from the shallowest to the deepest model, of one layer to the depth at which the width is one, whose loss
+    exceeds that of the best whole depth by at most `within` nats per token.
     """
-    best = _best_whole(law, params)
-    if best is None:
+    exact = law.best_depth(params)
+    if exact is None or not math.isfinite(exact):
         return None
-    limit = float(law.loss(params, best)) + within
+
+    def loss(depth: float) -> float:
+        return float(law.loss(params, depth))
+
+    deepest = max(1, math.floor(params / 12))
+    below = min(max(1, math.floor(exact)), deepest)
+    best = min((below, min(below + 1, deepest)), key=loss)
+    limit = loss(best) + within
     if not math.isfinite(limit):
         return None
 
     def last(end: int) -> int:
         """The depth farthest from the best, towards `end`, that is still within the limit."""
-        inside, outside = best, end
-        if float(law.loss(params, end)) <= limit:
+        if loss(end) <= limit:
             return end
+        inside, outside = best, end
         while abs(outside - inside) > 1:
             middle = (inside + outside) // 2
-            if float(law.loss(params, middle)) <= limit:
-                inside = middle
-            else:
-                outside = middle
+            inside, outside = (middle, outside) if loss(middle) <= limit else (inside, middle)
         return inside
 
-    return last(1), last(_deepest(params))
-
-
-def near_optimal(
-    law: Law, params: float, depth: float | None, source: str, within: float = WITHIN
-) -> NearOptimal | None:
-    """The near-optimal depths at N and what `depth` loses by a law of the loss; None if it has no best depth there."""
-    depths = near_optimal_depths(law, params, within)
-    best = _best_whole(law, params)
-    if depths is None or best is None:
-        return None
-    lost = math.nan if depth is None else float(law.loss(params, depth) - law.loss(params, best))
+    lost = math.nan if depth is None else loss(depth) - loss(best)
     # A depth between the best whole ones may lose less than nothing; the published law counts no depth below three.
-    return NearOptimal(within, depths, max(0.0, lost) if math.isfinite(lost) else None, source)
+    known = max(0.0, lost) if math.isfinite(lost) else None
+    return NearOptimal(within, (last(1), last(deepest)), known, source)
 
 
 def measured_near_optimal(best: "BestShape", within: float = WITHIN) -> NearOptimal:
@@ -80,17 +73,3 @@ def check_within(within: float) -> None:
     """InputError if `within` is not a positive number of nats."""
     if not 0 < within < math.inf:
         raise InputError(f"--within is {within:g}; it must be a positive number of nats per token, as 0.005.")
-
-
-def _deepest(params: float) -> int:
-    """The depth at which the width is one."""
-    return max(1, math.floor(params / 12))
-
-
-def _best_whole(law: Law, params: float) -> int | None:
-    best = law.best_depth(params)
-    if best is None or not math.isfinite(best):
-        return None
-    low = min(max(1, math.floor(best)), _deepest(params))
-    both = (low, min(low + 1, _deepest(params)))
-    return min(both, key=lambda depth: float(law.loss(params, depth)))

@@ -22,9 +22,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from analysis.intervals import hull
 from analysis.law.crossings import Crossing
 from analysis.law.loss_surfaces import SurfaceFit, supported
-from analysis.law.shape import Law, Shape, check_size
+from analysis.law.shape import Shape, check_size
 from analysis.law.threshold import TWO_POINTS
 from analysis.law.threshold_law import ThresholdLaw
+
+FittedLaw = ThresholdLaw | SurfaceFit
 
 #: Laws disagree if the largest depth exceeds the smallest by more than this share.
 APART = 0.25
@@ -65,9 +67,10 @@ def predict(
     surfaces = [item for item in all_surfaces if not rejected(item.p_value)]
     if lines:
         surfaces = [item for item in surfaces if item.covariance and item.best_depth(params) is not None]
-    by_form: dict[str, Law] = {item.form: item for item in surfaces}
-    decide: dict[str, Law] = {law.form: law for law in deciding} | by_form
-    every: dict[str, Law] = {law.form: law for law in kept} | by_form
+    decide: dict[str, FittedLaw] = {law.form: law for law in deciding}
+    every: dict[str, FittedLaw] = {law.form: law for law in kept}
+    for surface in surfaces:
+        decide[surface.form] = every[surface.form] = surface
     depths = {form: _possible(law.best_depth(params), params) for form, law in decide.items()}
     interval = hull([law.interval(params, level) for law in every.values()])
     agree_to: float | None = None
@@ -168,7 +171,7 @@ def _no_extrapolation(kept: Sequence[ThresholdLaw]) -> str | None:
 
 
 def _disagreement(
-    found: Mapping[str, Law], depths: Mapping[str, float | None], start: float, params: float
+    found: Mapping[str, FittedLaw], depths: Mapping[str, float | None], start: float, params: float
 ) -> tuple[str | None, float | None]:
     """Why `found` give no common depth at N = `params`, None if they do; and up to which N they agree."""
     if apart(depths.values()):
@@ -182,7 +185,7 @@ def _disagreement(
     return None, None
 
 
-def _agreement(found: Mapping[str, Law], start: float, params: float) -> float:
+def _agreement(found: Mapping[str, FittedLaw], start: float, params: float) -> float:
     """The N between `start` and `params` up to which the laws agree; 0 if they disagree at `start`."""
 
     def differ(size: float) -> bool:

@@ -5,7 +5,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
@@ -15,19 +15,13 @@ Source = Literal["law", "measured", "band", "published"]
 
 
 class Law(Protocol):
-    """Predicts the best depth for N parameters: a threshold law, a surface of the loss, or a published law."""
+    """Predicts the best depth for N parameters."""
 
     def best_depth(self, params: float) -> float | None:
         """The best depth at fixed N, positive and finite; None where there is none."""
 
     def why_not(self, params: float) -> str | None:
         """Why there is no best depth at this N; None if it is not known, or there is one."""
-
-    def interval(self, params: float, level: float) -> Interval:
-        """Interval of the best depth at fixed N; an end is None where the law sets no limit."""
-
-    def loss(self, params: Any, depth: Any) -> Any:
-        """Nats per token of a shape, up to a constant at fixed N; None from a law that predicts no loss."""
 
 
 @dataclass(frozen=True)

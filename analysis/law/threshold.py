@@ -72,13 +72,10 @@ class _Points:
     def line(self, scatter: float) -> tuple[Floats, Floats]:
         """Generalised least squares: (a, b) and their covariance."""
         design = np.column_stack([np.ones_like(self.regressor), self.regressor])
-        weighted = np.linalg.solve(self.total(scatter), design).T
+        total = self.covariance + scatter**2 * np.eye(len(self.log_width))
+        weighted = np.linalg.solve(total, design).T
         found = np.linalg.inv(weighted @ design)
         return np.asarray(found @ weighted @ self.log_width), found
-
-    def total(self, scatter: float) -> Floats:
-        """The covariance with the scatter."""
-        return self.covariance + scatter**2 * np.eye(len(self.log_width))
 
     def residual(self, law: Floats) -> Floats:
         """Of ln d."""
@@ -152,8 +149,8 @@ def fit_laws(crossings: Crossings) -> tuple[ThresholdLaw, ...]:
 def fit_threshold(crossings: Crossings, form: Form) -> ThresholdLaw:
     """Fit the law of the given form through the pairs of adjacent depths."""
     level = crossings.level
-    both = zip(crossings.items, crossings.gaps, strict=True)
-    pairs = [(item, gap) for item, gap in both if gap is not None and not item.contradicted]
+    both = [(item, gap) for item, gap in zip(crossings.items, crossings.gaps, strict=True) if gap is not None]
+    pairs = [(item, gap) for item, gap in both if not item.contradicted]
     points = [item for item, _ in pairs if item.params is not None]
     if len(points) < 2 or not math.isfinite(crossings.quantile):
         reason = "there is no noise estimate, so the errors of the crossings are not known"
@@ -165,7 +162,8 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdLaw:
         return ThresholdLaw(form, "insufficient", level, reason=reason, pairs=len(pairs))
     depth = np.array([item.middle for item, _ in pairs])
     regressor = REGRESSORS[form](depth)
-    covariance = _covariance(crossings)
+    kept = np.concatenate([np.full(len(gap.x), not item.contradicted) for item, gap in both])
+    covariance = crossings.covariance[np.ix_(kept, kept)]
     likelihood = _Likelihood([gap for _, gap in pairs], depth, regressor, covariance)
     line = _points(pairs, covariance, regressor)
     free = len(points) - 2
@@ -181,9 +179,7 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdLaw:
         else:
             quantile = max(quantile, of_scatter)
     start, errors = line.line(scaled)
-    best, why = _optimum(likelihood, start, errors, scaled)
-    region = _region(likelihood, best, errors, scaled, quantile)
-    law = (float(best[0]), float(best[1]))
+    law, why, region = _profile(lambda laws: likelihood(laws, scaled), start, errors, quantile)
     a_interval, b_interval = (
         range_over(region, law, lambda a, b: a),
         range_over(region, law, lambda a, b: b),
@@ -218,7 +214,7 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdLaw:
         widths=tuple(np.exp(line.log_width).tolist()),
         pairs=len(pairs),
         params_range=(min(params), max(params)),
-        residuals=tuple((line.log_width - best[0] - best[1] * line.regressor).tolist()),
+        residuals=tuple((line.log_width - law[0] - law[1] * line.regressor).tolist()),
         scatter=scatter,
         scatter_dof=scatter_dof,
         chi2=square if free else None,
@@ -226,17 +222,6 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdLaw:
         p_value=float(fisher.sf(square / free, free, min(crossings.dof, 1e9))) if free else None,
         region=region,
     )
-
-
-def _covariance(crossings: Crossings) -> Floats:
-    """Covariance of the values of the gaps of the pairs that take part in the law."""
-    part = [
-        np.full(len(gap.x), not item.contradicted)
-        for item, gap in zip(crossings.items, crossings.gaps, strict=True)
-        if gap is not None
-    ]
-    kept = np.flatnonzero(np.concatenate(part))
-    return np.asarray(crossings.covariance[np.ix_(kept, kept)])
 
 
 def _points(pairs: list[tuple[Crossing, Gap]], covariance: Floats, regressor: Floats) -> _Points:
@@ -278,13 +263,17 @@ def _scatter(points: _Points) -> float:
     return 0.0 if excess(high) > 0 else math.sqrt(brentq(excess, 0.0, high))
 
 
-def _optimum(
-    likelihood: _Likelihood, start: Floats, covariance: Floats, scatter: float
-) -> tuple[Floats, str | None]:
-    """The law of the smallest T, and the optimiser's message if it did not converge."""
+def _profile(
+    square: Callable[[Floats], Floats], start: Floats, covariance: Floats, quantile: float
+) -> tuple[tuple[float, float], str | None, Region]:
+    """The law of the smallest T, why it was not found, and points around {T - min T <= quantile²}.
+
+    `square` is T of many laws (rows of a, b). The edge of the region is found by bisection along rays that are scaled
+    with the covariance.
+    """
     root = np.linalg.cholesky(covariance + 1e-15 * np.eye(2))
     found = minimize(
-        lambda move: float(likelihood((start + root @ move)[None], scatter)[0]),
+        lambda move: float(square((start + root @ move)[None])[0]),
         np.zeros(2),
         method="Nelder-Mead",
         options={
@@ -294,19 +283,12 @@ def _optimum(
             "initial_simplex": [[0, 0], [0.5, 0], [0, 0.5]],
         },
     )
-    return start + root @ found.x, None if found.success else str(found.message)
-
-
-def _region(
-    likelihood: _Likelihood, best: Floats, covariance: Floats, scatter: float, quantile: float
-) -> Region:
-    """Points around {T - min T <= quantile²}, by bisection along rays scaled with the covariance."""
-    root = np.linalg.cholesky(covariance + 1e-15 * np.eye(2)) * quantile
+    best = start + root @ found.x
     angle = np.linspace(0, 2 * np.pi, RAYS, endpoint=False)
-    direction = np.column_stack([np.cos(angle), np.sin(angle)]) @ root.T
-    limit = float(likelihood(best[None, :], scatter)[0]) + quantile**2
+    direction = np.column_stack([np.cos(angle), np.sin(angle)]) @ (root * quantile).T
+    limit = float(square(best[None])[0]) + quantile**2
     laws = best + REACH[:, None, None] * direction
-    inside = likelihood(laws.reshape(-1, 2), scatter).reshape(len(REACH), RAYS) <= limit
+    inside = square(laws.reshape(-1, 2)).reshape(len(REACH), RAYS) <= limit
     # The farthest accepted law of each ray: where the region has two parts it is drawn around both.
     last = np.where(inside.any(axis=0), len(REACH) - 1 - np.argmax(inside[::-1], axis=0), -1)
     is_open = last == len(REACH) - 1
@@ -314,7 +296,8 @@ def _region(
     high = np.where(is_open, low, REACH[np.minimum(last + 1, len(REACH) - 1)])
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        accepted = likelihood(best + middle[:, None] * direction, scatter) <= limit
+        accepted = square(best + middle[:, None] * direction) <= limit
         low, high = np.where(accepted, middle, low), np.where(accepted, high, middle)
-    edge = best + low[:, None] * direction
-    return tuple((a, b, cut) for (a, b), cut in zip(edge.tolist(), is_open.tolist(), strict=True))
+    a, b = (best + low[:, None] * direction).T.tolist()
+    region = tuple(zip(a, b, is_open.tolist(), strict=True))
+    return (float(best[0]), float(best[1])), None if found.success else str(found.message), region

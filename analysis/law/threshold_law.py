@@ -153,9 +153,6 @@ class ThresholdLaw:
         """The interval of the profile likelihood at fixed N; `level` is that of a covariance only."""
         return self._range(lambda a, b: SOLVERS[self.form](a, b, params), level)
 
-    def loss(self, params: object, depth: object) -> None:
-        """A law through crossings predicts no loss."""
-
     def width_interval(self, depth: float) -> Interval:
         """Smallest and largest `width` over the region; an end is None without a limit."""
         return self._range(lambda a, b: _exp(a + b * depth), self.level)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from analysis.files import write_bytes, write_text
 from analysis.report.figures.figure import Figure, inline_svg
@@ -108,9 +108,10 @@ def provenance(facts: Mapping[str, str], links: Mapping[str, str], text: str = "
     return Section("Provenance", tables=[table] if facts else [], links=links, text=text)
 
 
-def _unbroken(text: str) -> str:
-    """`text` without line breaks before a percent sign or around `N ≈`."""
-    return text.replace(" %", "\u00a0%").replace("N ≈ ", "N\u00a0≈\u00a0")
+def _prose(text: str) -> Markup:
+    """`text` without line breaks before a percent sign or around `N ≈`, and with words in backticks as code."""
+    unbroken = text.replace(" %", "\u00a0%").replace("N ≈ ", "N\u00a0≈\u00a0")
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(unbroken))))
 
 
 _TEMPLATES = Environment(
@@ -120,4 +121,4 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters["unbroken"] = _unbroken
+_TEMPLATES.filters["prose"] = _prose

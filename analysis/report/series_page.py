@@ -6,6 +6,7 @@ from typing import Any
 
 from analysis.files import write_json
 from analysis.fit.measures import TARGETS, MeasureData, label
+from analysis.fit.sentences import grouped, needed_sentence, shift_sentence
 from analysis.fit.series import (
     ByValue,
     Member,
@@ -17,7 +18,6 @@ from analysis.fit.series import (
     shifts_by_value,
 )
 from analysis.numbers import counted, digits, ends, human, human_range, layers, percent
-from analysis.report.answers import grouped, needed_sentence, shift_sentence
 from analysis.report.figures import palette
 from analysis.report.figures.by_value import best_figure, crossings_figure, measure_figure
 from analysis.report.html import Page, Section, provenance, write_page
@@ -121,7 +121,7 @@ def write_series(
         Section(
             "The members",
             [f"The members differ in {key} only; nothing is fitted across them.", same],
-            tables=[members_table(key, members, about)],
+            tables=[members_table(key, about)],
             links={f"{key} {label(item.value)}": item.report for item in members if item.report},
         ),
         provenance(facts or {}, {"series.json: every number above": "series.json"}),

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-import pandas as pd
-
-from analysis.design.history import SearchInfo, search_data
 from analysis.files import write_json
 from analysis.fit.document import Fit
-from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence
+from analysis.fit.sentences import (
+    count_phrase,
+    findings,
+    law_sentence,
+    next_steps,
+    noise_sentence,
+    shift_sentence,
+)
 from analysis.numbers import counted
-from analysis.report.answers import findings, next_steps, shift_sentence
 from analysis.report.figures import best_depth, diagnostics, gaps, loss, palette, transition
 from analysis.report.figures.by_value import measure_figure
 from analysis.report.figures.figure import Context, Figure, study_of_fit
@@ -52,11 +56,8 @@ def write_report(
     *,
     title: str = "Depth against width",
     facts: Mapping[str, str] | None = None,
-    entropy: float | None = None,
-    curves: pd.DataFrame | None = None,
-    measures: pd.DataFrame | None = None,
     spec_text: str = "",
-    search: SearchInfo | None = None,
+    **known: Any,
 ) -> Path:
     """Write `report.html`, `fit.json`, `runs.csv` and `figures/*.svg, *.png, *.csv` into a folder.
 
@@ -68,11 +69,8 @@ def write_report(
         out: the folder, made if missing; files of an earlier report are replaced.
         title: of the page.
         facts: provenance to print, such as the git revision; plain text.
-        entropy: entropy of the data in nats per token, where known.
-        curves: training curves with the columns cell, step, loss.
-        measures: diagnostics of the layers, with the columns cell, step, name, layer, value.
         spec_text: the study's specification, printed as it is.
-        search: objective and grid, if a search chose the rows and the table has their order.
+        known: other attributes of `Context`: entropy, curves, measures and search.
 
     Raises:
         InputError: the run table has no usable row.
@@ -80,9 +78,8 @@ def write_report(
         OSError: the folder cannot be written.
     """
     folder = Path(out)
-    context = _context(runs, fit, entropy, curves, measures, search)
+    context = Context(runs, fit, **known)
     links = {"fit.json: every number above": "fit.json", "runs.csv: every row": "runs.csv"}
-    sections = study_sections(context, search.ended if search else "")
     page = Page(
         title=title,
         answers=findings(fit),
@@ -90,7 +87,7 @@ def write_report(
         figures=_made(context, *FIRST),
         next_steps=next_steps(fit),
         warnings=fit.warnings,
-        sections=[*sections, provenance(facts or {}, links, spec_text)],
+        sections=[*study_sections(context), provenance(facts or {}, links, spec_text)],
     )
     colours = palette.variables(
         depth=len(context.colours),
@@ -102,42 +99,21 @@ def write_report(
     return write_page(folder, page, NAMES, colours)
 
 
-def study_figures(
-    runs: RunTable,
-    fit: Fit,
-    *,
-    entropy: float | None = None,
-    curves: pd.DataFrame | None = None,
-    measures: pd.DataFrame | None = None,
-    search: SearchInfo | None = None,
-) -> list[Figure]:
+def study_figures(runs: RunTable, fit: Fit, **known: Any) -> list[Figure]:
     """Return every figure of the page, in its order; the arguments and the ValueError are those of `write_report`."""
-    context = _context(runs, fit, entropy, curves, measures, search)
-    sections = study_sections(context, "")
+    context = Context(runs, fit, **known)
+    sections = study_sections(context)
     return [*_made(context, *FIRST), *(figure for section in sections for figure in section.figures)]
 
 
-def _context(
-    runs: RunTable,
-    fit: Fit,
-    entropy: float | None,
-    curves: pd.DataFrame | None,
-    measures: pd.DataFrame | None,
-    search: SearchInfo | None,
-) -> Context:
-    study_of_fit(fit)
-    history = None if search is None else search_data(runs, search, level=fit.level)
-    return Context(runs, fit, entropy, curves, history, measures)
-
-
-def study_sections(context: Context, ended: str) -> list[Section]:
-    """The sections below the answer; `ended` is why a search ended. The page leaves out those without content."""
-    runs, fit, history, graded = context.runs, context.fit, context.search, context.graded
+def study_sections(context: Context) -> list[Section]:
+    """The sections below the answer; the page leaves out those without content."""
+    runs, fit, history, graded = context.runs, context.fit, context.history, context.graded
     measured = (loss.figure, loss.accuracy_figure, _graded_figure, transition.figure, diagnostics.figure)
     needed = needed_table(*graded) if graded else None
     crossings, laws = (crossings_table(fit), laws_table(fit)) if fit.crossings else (None, None)
     about_laws = [law_sentence(fit)] if laws else []
-    searched = [search_sentence(history, ended)] if history else []
+    searched = [search_sentence(history)] if history else []
     used = [] if fit.left_out else ["Every row of the run table is used."]
     costs = [cost_table(runs), diverged_table(fit), reasons_table(fit)]
     return [

@@ -13,15 +13,14 @@ from analysis.fit.answer import FLOPS
 from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
-from analysis.fit.sentences import LAWS, REACH, law_formula
-from analysis.fit.series import ByValue, Member, crossing_row
+from analysis.fit.sentences import LAWS, REACH, condition, factors, law_formula
+from analysis.fit.series import ByValue, crossing_row
 from analysis.intervals import Interval
 from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.near_optimal import WITHIN
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import counted, digits, duration, ends, human, percent, short, span
-from analysis.report.answers import condition, factors
 from analysis.report.shapes import shapes_table
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Columns, Table, table_of
@@ -315,13 +314,13 @@ def needed_table(key: str, data: MeasureData) -> Table | None:
     return table_of(title, data.needed.to_dict("records"), columns)
 
 
-def members_table(key: str, members: Sequence[Member], about: Sequence[Mapping[str, Any]]) -> Table:
+def members_table(key: str, about: Sequence[Mapping[str, Any]]) -> Table:
     """Rows, depths, sizes and the law of each member; `about` is `members` of `series.json`."""
 
-    def law_words(law: ThresholdLaw | None) -> str:
+    def law_words(law: Mapping[str, Any] | None) -> str:
         if law is None:
             return "no fit"
-        return f"none: {law.reason}" if law.a is None or law.b is None else law_formula(law.a, law.b)
+        return f"none: {law['reason']}" if None in (law["a"], law["b"]) else law_formula(law["a"], law["b"])
 
     columns: Columns = {
         Column(key, right=False): lambda item: label(item["value"]),
@@ -331,10 +330,7 @@ def members_table(key: str, members: Sequence[Member], about: Sequence[Mapping[s
         Column("seeds"): lambda item: str(item["seeds"]),
         Column("threshold law", right=False): lambda item: law_words(item["law"]),
     }
-    rows = [
-        {**item, "law": member.fit and member.fit.law} for member, item in zip(members, about, strict=True)
-    ]
-    return table_of("members", rows, columns)
+    return table_of("members", about, columns)
 
 
 def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:

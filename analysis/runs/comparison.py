@@ -1,12 +1,13 @@
 """Choose the rows of a run table to compare: equal tokens, one learning rate per shape, one loss per shape and seed."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.numbers import counted
+from analysis.numbers import counted, first_few
 from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
 from analysis.runs.learning_rates import RateChoice, choose_rates
 from analysis.runs.table import RunTable, whole
@@ -60,7 +61,7 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
     if runs.used.empty:
         reasons = sorted({str(item["reason"]) for item in runs.left_out})
         raise InputError(
-            f"{runs.source} has no usable row: {len(runs.left_out)} left out ({_listing(reasons, '; ')}). "
+            f"{runs.source} has no usable row: {len(runs.left_out)} left out ({first_few(reasons, '; ')}). "
             "A usable row has the status done, a depth, a width and a finite positive loss."
         )
     # Sorted by loss and not by seed, so that sums do not depend on the names of the seeds.
@@ -70,18 +71,10 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
     choice = choose_rates(single)
     rows = choice.rows.sort_values(["depth", "params", "seed"], kind="stable")
     lost = _lost(runs.frame, level.rows)
-    warnings = [
-        *level.warnings,
-        *average_warning,
-        *_rate_warning(choice),
-        *_survivor_warning(rows, lost),
-        *_protocol_warning(rows),
-        *_count_warning(rows, runs),
-        *_vocabulary_warning(rows),
-    ]
+    warnings = (*level.warnings, *average_warning, *_warnings(rows, runs, choice, lost))
     left_out = dict(sorted((level.left_out | averaged | choice.left_out).items()))
     diverged = _outcomes(level.rows, lost, _RUN)
-    return Comparison(rows, left_out, level.rule, diverged, tuple(warnings), choice.bracketed)
+    return Comparison(rows, left_out, level.rule, diverged, warnings, choice.bracketed)
 
 
 def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str]]:
@@ -105,19 +98,6 @@ def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str
     return rows.assign(loss=group["loss"].transform("mean"))[~again], reasons, [warning]
 
 
-def _rate_warning(choice: RateChoice) -> list[str]:
-    if not choice.lowest:
-        return []
-    shapes = f"{counted(choice.lowest, 'shape')} {'have' if choice.lowest > 1 else 'has'}"
-    text = (
-        f"{shapes} several learning rates but no minimum between three; the one with the lowest mean loss is used. "
-        "The lowest of several is biased down, more for the shapes with more rates."
-    )
-    if choice.at_end:
-        text += f" In {choice.at_end} of them it is the lowest or highest rate tried: a better one may lie beyond."
-    return [text]
-
-
 def _lost(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """The diverged runs (depth, width, seed, lr) of a table that have no loss among the rows at the tokens compared."""
     diverged = frame[(frame["status"] == "diverged") & whole(frame["depth"]) & whole(frame["width"])]
@@ -139,52 +119,41 @@ def _outcomes(rows: pd.DataFrame, lost: pd.DataFrame, key: list[str]) -> pd.Data
     return shapes.astype(counts).reset_index(drop=True)
 
 
-def _survivor_warning(rows: pd.DataFrame, lost: pd.DataFrame) -> list[str]:
-    """Shapes with seeds that diverged and have no loss among the rows compared."""
+def _warnings(rows: pd.DataFrame, runs: RunTable, choice: RateChoice, lost: pd.DataFrame) -> Iterator[str]:
+    """What may bias the comparison of `rows`, of which `lost` are the diverged runs without a loss among them."""
+    if choice.lowest:
+        shapes = f"{counted(choice.lowest, 'shape')} {'have' if choice.lowest > 1 else 'has'}"
+        text = (
+            f"{shapes} several learning rates but no minimum between three; the one with the lowest mean loss is used. "
+            "The lowest of several is biased down, more for the shapes with more rates."
+        )
+        if choice.at_end:
+            text += f" In {choice.at_end} of them it is the lowest or highest rate tried: a better one may lie beyond."
+        yield text
     seeds = _outcomes(rows, lost, ["depth", "width", "seed"])
     seeds = seeds[seeds["diverged"] < seeds["of"]]
-    if seeds.empty:
-        return []
-    names = [f"{row.depth}×{row.width}: {row.diverged} of {row.of}" for row in seeds.itertuples()]
-    return [
-        f"Some seeds of {counted(len(names), 'shape')} diverged (depth×width {_listing(names, '; ')}); such a shape "
-        "is compared by its survivors, whose mean loss is biased down."
-    ]
-
-
-def _listing(names: list[str], separator: str = ", ") -> str:
-    return separator.join(names[:5]) + (" ..." if len(names) > 5 else "")
-
-
-def _protocol_warning(rows: pd.DataFrame) -> list[str]:
+    if len(seeds):
+        names = [f"{row.depth}×{row.width}: {row.diverged} of {row.of}" for row in seeds.itertuples()]
+        yield (
+            f"Some seeds of {counted(len(names), 'shape')} diverged (depth×width {first_few(names, '; ')}); such a "
+            "shape is compared by its survivors, whose mean loss is biased down."
+        )
     protocols = sorted(set(rows["protocol"]) - {""}) if "protocol" in rows else []
-    if len(protocols) < 2:
-        return []
-    return [
-        f"Rows come from {len(protocols)} protocols ({', '.join(protocols[:5])}), that is other data, another "
-        "recipe or another rule of the learning rate; losses are comparable only within one."
-    ]
-
-
-def _count_warning(rows: pd.DataFrame, runs: RunTable) -> list[str]:
-    if runs.count != "table":
-        return []
+    if len(protocols) > 1:
+        yield (
+            f"Rows come from {len(protocols)} protocols ({', '.join(protocols[:5])}), that is other data, another "
+            "recipe or another rule of the learning rate; losses are comparable only within one."
+        )
     off = float(np.max(np.abs(rows["params"] / (12 * rows["depth"] * rows["width"] ** 2) - 1)))
-    if off <= COUNT_DIFFERS:
-        return []
-    return [
-        f"The column params differs from 12·L·d² by up to {off:.0%}; crossings are in the given params, "
-        "widths follow from 12·L·d²."
-    ]
-
-
-def _vocabulary_warning(rows: pd.DataFrame) -> list[str]:
-    """The rank of the embedding bounds the useful width (Wies et al. 2021)."""
+    if runs.count == "table" and off > COUNT_DIFFERS:
+        yield (
+            f"The column params differs from 12·L·d² by up to {off:.0%}; crossings are in the given params, "
+            "widths follow from 12·L·d²."
+        )
     wide = rows[rows["width"] > rows["vocabulary"]] if "vocabulary" in rows else rows.iloc[:0]
-    if wide.empty:
-        return []
-    return [
-        f"{len(wide)} of {len(rows)} runs have widths up to {wide['width'].max():g}, above the vocabulary of "
-        f"{wide['vocabulary'].min():g}: the rank of the embedding is a bottleneck there (Wies et al. 2021), and a "
-        "crossing among them is unreliable."
-    ]
+    if len(wide):
+        yield (
+            f"{len(wide)} of {len(rows)} runs have widths up to {wide['width'].max():g}, above the vocabulary of "
+            f"{wide['vocabulary'].min():g}: the rank of the embedding is a bottleneck there (Wies et al. 2021), and a "
+            "crossing among them is unreliable."
+        )

@@ -100,17 +100,12 @@ class RunTable:
         reasons = _reasons(typed)
         good = typed.drop(index=reasons.index)
         reasons = pd.concat([reasons, _repeats(good, anonymous[good.index])]).sort_index()
-        cells = typed.loc[reasons.index, "cell"]
-        bad = [
-            {"row": row, **({"cell": cell} if cell else {}), "reason": reason}
-            for row, cell, reason in zip(reasons.index.tolist(), cells, reasons, strict=True)
-        ]
         used = good.drop(index=reasons.index, errors="ignore").astype(
             dict.fromkeys(("depth", "width", "seed"), "int64")
         )
         read = [f"{theirs} as {ours}" for ours, theirs in taken.items()]
         notes = (f"Columns are read by their common names: {', '.join(read)}.",) if read else ()
-        return cls(typed, used, [*(left_out or []), *bad], source, count, notes)
+        return cls(typed, used, [*(left_out or []), *why_not(typed, reasons.to_dict())], source, count, notes)
 
     def write_csv(self, path: str | Path) -> Path:
         """Write all rows, used or not, as CSV: `COLUMNS` first, then what else the table has."""
@@ -146,6 +141,15 @@ def read_runs(
         return RunTable.from_frame(frame, columns, source=source, left_out=left_out, count=count)
     path = Path(source)
     return RunTable.from_frame(read_file(path, columns or {}), columns, source=str(path), count=count)
+
+
+def why_not(frame: pd.DataFrame, reasons: Mapping[Any, str]) -> list[dict[str, Any]]:
+    """The entries of `RunTable.left_out` for reasons by row."""
+    cells = frame["cell"]
+    return [
+        {"row": row, **({"cell": cells[row]} if cells[row] else {}), "reason": reason}
+        for row, reason in reasons.items()
+    ]
 
 
 def whole(sizes: pd.Series) -> pd.Series:

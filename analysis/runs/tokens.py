@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.numbers import human
+from analysis.numbers import first_few, human
 
 Floats = npt.NDArray[np.float64]
 Rule = Literal["unknown", "equal", "level", "with_params", "unequal"]
@@ -90,7 +90,7 @@ def _choose(table: pd.DataFrame, tokens: float | None) -> TokenChoice:
     if tokens is not None:
         nearest = _nearest_level(tokens, levels)
         if len(levels) > 1 or len(known) < len(table):
-            return _at_level(table, levels, nearest, f"the level nearest to the {_words(tokens)} asked for")
+            return _at_level(table, levels, nearest, f"the level nearest to the {human(tokens, 3)} asked for")
     if known.empty:
         words = "No row has its training tokens; losses are compared as if at equal tokens."
         return TokenChoice(TokenRule("unknown", None, (), words), table, {})
@@ -99,7 +99,7 @@ def _choose(table: pd.DataFrame, tokens: float | None) -> TokenChoice:
         missing = f"{len(table) - len(known)} of {len(table)} rows have no training tokens"
         warnings.append(f"{missing}; they are taken as comparable.")
     if len(levels) == 1:
-        words = f"All losses are at {_words(levels[0])} training tokens."
+        words = f"All losses are at {human(levels[0], 3)} training tokens."
         rule = TokenRule("equal", float(levels[0]), tuple(levels.tolist()), words)
         return TokenChoice(rule, table, {}, tuple(warnings))
     if known.groupby(["depth", "params"])["level"].nunique().max() > 1:
@@ -191,11 +191,11 @@ def _at_level(table: pd.DataFrame, levels: Floats, chosen: int, why: str) -> Tok
         shapes = len(table.drop_duplicates(["depth", "params"]))
         warnings.append(
             f"{len(names)} of {shapes} shapes have no loss at the {compared:.4g} training tokens compared and are "
-            f"left out (depth×width {', '.join(names[:5])}{' ...' if len(names) > 5 else ''})."
+            f"left out (depth×width {first_few(names)})."
         )
     words = (
-        f"Losses are compared at {_words(compared)} training tokens, {why} "
-        f"({len(levels)} levels from {_words(levels[0])} to {_words(levels[-1])})."
+        f"Losses are compared at {human(compared, 3)} training tokens, {why} "
+        f"({len(levels)} levels from {human(levels[0], 3)} to {human(levels[-1], 3)})."
     )
     rule = TokenRule("level", compared, tuple(levels.tolist()), words)
     return TokenChoice(rule, table[keep], left_out, tuple(warnings))
@@ -239,7 +239,3 @@ def _points(rows: pd.DataFrame) -> pd.DataFrame:
     """Depth, x = ln N and y = ln of the most tokens of every shape."""
     frame = pd.DataFrame({"depth": rows["depth"], "x": np.log(rows["params"]), "y": np.log(rows["tokens"])})
     return frame.groupby(["depth", "x"])["y"].max().reset_index()
-
-
-def _words(tokens: float) -> str:
-    return human(float(tokens), 3)

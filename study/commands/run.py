@@ -61,7 +61,7 @@ def _own_folder(spec: StudySpec, overrides: Sequence[str], results: Path, *, sha
 
 def _run_study(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[str, str] | None, bool]:
     """Return why cells failed, by key, or None if the run was stopped; and whether there is nothing to fit."""
-    from analysis.report.answers import answers
+    from analysis.fit.sentences import answers
     from study.run import runner
 
     summary = runner.run_study(spec, results, console)

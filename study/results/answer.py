@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     # A status without rows, or a recommendation from a published law, loads no numerical library.
     import pandas as pd
 
-    from analysis.design.history import SearchInfo
+    from analysis.design.objective import SearchInfo
     from analysis.fit.answer import NextDepth
     from analysis.fit.document import Fit
     from analysis.fit.rate_check import RateCheck
@@ -60,7 +60,7 @@ def search_info(spec: "StudySpec", plan: "Plan", ended: str = "") -> "SearchInfo
     """The objective and end of a search; None for a grid."""
     if plan.search.is_grid:
         return None
-    from analysis.design.history import SearchInfo
+    from analysis.design.objective import SearchInfo
     from study.search.stopping_rule import objective_of
 
     return SearchInfo(objective_of(spec), spec.search.wanted_halfwidth, ended)

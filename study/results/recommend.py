@@ -106,7 +106,7 @@ def read_fit(path: Path) -> "Fit":
 
 def _nearest(result: "Fit", params: float) -> "BestShape | None":
     """The best measured shape of the budget nearest to N; None if no budget is within the range of its depths."""
-    from analysis.curves.budgets import SHIFT
+    from analysis.curves.best_shapes import SHIFT
 
     nearest = min(result.best, key=lambda shape: abs(math.log(shape.params / params)), default=None)
     if nearest is None or abs(math.log(nearest.params / params)) > math.log(SHIFT):

@@ -51,8 +51,7 @@ def _cell(column: Column, text: str | None) -> Text:
 
 def fit_table(result: "Fit") -> RenderableType:
     """Return the answer, then crossings, law, alternatives and best shapes as tables for a terminal."""
-    from analysis.fit.sentences import law_sentence, noise_sentence
-    from analysis.report.answers import answers
+    from analysis.fit.sentences import answers, law_sentence, noise_sentence
     from analysis.report.tables import best_table, crossings_table, laws_table, shifts_table
 
     parts: list[RenderableType] = [*(Text(sentence) for sentence in answers(result)), Text("")]

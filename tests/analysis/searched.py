@@ -3,8 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from analysis.design.history import SearchInfo
-from analysis.design.objective import Objective
+from analysis.design.objective import Objective, SearchInfo
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
 

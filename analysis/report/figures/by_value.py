@@ -156,7 +156,9 @@ def best_figure(data: ByValue, key: str) -> Figure:
             ]
             style = {"color": colour, "marker": "o", "markersize": 5.5, "linewidth": 1.3, "label": name}
             plot_values(axes, rows["x"], rows["depth"], texts, **style)
-        depths = np.unique(data.rows[["depth", "near_low", "near_high"]].stack())
+        # Without a noise estimate no depth is tied with the best one.
+        known = data.rows[["depth", "near_low", "near_high"]].to_numpy(dtype=float)
+        depths = np.unique(known[np.isfinite(known)])
         axes.set_ylim(depths[0] / 1.25, depths[-1] * 1.25)
         set_ticks(axes.yaxis, FixedLocator(depths.tolist()), "{:.0f}".format)
         finish(canvas, axes, key, "best depth (layers)")

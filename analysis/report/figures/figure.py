@@ -14,11 +14,11 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from analysis.design.history import SearchData
+from analysis.design.objective import SearchData, SearchInfo, search_data
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData
+from analysis.fit.sentences import graded_accuracy
 from analysis.fit.study import Study
-from analysis.report.answers import graded_accuracy
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import STYLE, VALUES
 from analysis.runs.table import RunTable
@@ -83,7 +83,7 @@ class Context:
         fit: its fit, with its study.
         entropy: entropy of the data in nats per token, where known.
         curves: training curves (cell, step, loss).
-        search: how the rows were chosen.
+        search: how the rows were chosen, if a search chose them.
         measures: diagnostics of the layers (cell, step, name, layer, value).
     """
 
@@ -91,7 +91,7 @@ class Context:
     fit: Fit
     entropy: float | None = None
     curves: pd.DataFrame | None = None
-    search: SearchData | None = None
+    search: SearchInfo | None = None
     measures: pd.DataFrame | None = None
 
     @cached_property
@@ -99,6 +99,11 @@ class Context:
         """Depth -> colour (light edition), ordered by depth."""
         depths = sorted(set(self.runs.used["depth"]))
         return {int(d): light for d, (light, _) in zip(depths, palette.sequence(len(depths)), strict=True)}
+
+    @cached_property
+    def history(self) -> SearchData | None:
+        """The history of the search; None without a search, or if the run table has no order of its rows."""
+        return None if self.search is None else search_data(self.runs, self.search, level=self.fit.level)
 
     @cached_property
     def graded(self) -> tuple[str, MeasureData] | None:

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from analysis.fit.document import Fit
-from analysis.report.answers import accuracy_data
+from analysis.fit.sentences import accuracy_data
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     LINE,

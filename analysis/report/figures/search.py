@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from analysis.design.history import SearchData
+from analysis.design.objective import SearchData
 from analysis.numbers import counted, digits, scientific
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import Axes, new_canvas, plot_values, set_ticks
@@ -22,10 +22,10 @@ OBJECTIVES = {
 
 def search_figure(context: Context) -> Figure | None:
     """The course of a search; None without one."""
-    data = context.search
+    data = context.history
     if data is None:
         return None
-    target = "; the dotted line is the target" if data.stop_when is not None else ""
+    target = "; the dotted line is the target" if data.search.stop_when is not None else ""
     caption = f"Above: the estimate with its closed interval. Below: its half-width (of the value, or in ln N){target}."
 
     def draw() -> Canvas:
@@ -36,13 +36,13 @@ def search_figure(context: Context) -> Figure | None:
         shade = {"color": palette.ACCENT, "alpha": 0.18, "linewidth": 0}
         top.fill_between(steps["flops"], steps["low"], steps["high"], **shade)
         _draw_steps(top, steps, "value")
-        if data.objective.kind != "b" and len(steps):
+        if data.search.objective.kind != "b" and len(steps):
             top.set_yscale("log")
             set_ticks(top.yaxis, LogLocator(subs=(1, 2, 5)))
-        top.set_title(OBJECTIVES[data.objective.kind])
+        top.set_title(OBJECTIVES[data.search.objective.kind])
         _draw_steps(bottom, data.steps, "halfwidth")
-        if data.stop_when is not None:
-            bottom.axhline(data.stop_when, color=palette.INK, linestyle=(0, (1, 2)), linewidth=1.2)
+        if data.search.stop_when is not None:
+            bottom.axhline(data.search.stop_when, color=palette.INK, linestyle=(0, (1, 2)), linewidth=1.2)
         bottom.set_yscale("log")
         set_ticks(bottom.yaxis, LogLocator(subs=(1, 2, 5)), digits)
         bottom.set_title("half-width of its interval")
@@ -63,11 +63,12 @@ def _draw_steps(axes: Axes, steps: pd.DataFrame, column: str) -> None:
     plot_values(axes, shown["flops"], shown[column], texts, **style)
 
 
-def search_sentence(data: SearchData, ended: str) -> str:
+def search_sentence(data: SearchData) -> str:
     """The number of cells trained, and the certainty reached."""
     cells, spent = len(data.cells), float(data.cells["flops"].iloc[-1])
     halfwidth = data.steps.iloc[-1]["halfwidth"]
     start = f"The search trained {counted(cells, 'cell')} for {scientific(spent)} training FLOPs"
+    ended = data.search.ended
     why = f" {ended[:1].upper()}{ended[1:]}" if ended else ""
     known = f"; the half-width of its interval is {digits(halfwidth)}" if math.isfinite(halfwidth) else ""
     return f"{start}{known or ', and has no closed interval yet'}.{why}"

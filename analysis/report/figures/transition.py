@@ -1,7 +1,6 @@
 """Figure: the width at each crossing against depth, with the threshold law."""
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -38,13 +37,30 @@ def figure(context: Context) -> Figure | None:
         f"Width of each crossing with its {percent(context.fit.level)} interval; arrows are bounds, hollow marks "
         "are inconclusive. The line is the threshold law, shaded over all laws that are not rejected."
     )
-    return Figure(
-        "transition",
-        "The width at which a deeper model pays off",
-        caption,
-        stack(crossing=points, line=line),
-        lambda: draw_transition(points, line, context.colours),
-    )
+
+    def draw() -> Canvas:
+        canvas, axes = new_canvas(3.9)
+        # The line of a steep law may leave the frame.
+        widths = points[["value", "low", "high"]].to_numpy(dtype=float)
+        seen = widths[np.isfinite(widths)]
+        bottom, top = float(seen.min()) / 1.6, float(seen.max()) * 1.7
+        axes.set_yscale("log")
+        axes.set_ylim(bottom, top)
+        axes.set_xlim(float(line["depth"].iloc[0]), float(line["depth"].iloc[-1]))
+        low, high = line["low"].fillna(bottom), line["high"].fillna(top)
+        axes.fill_between(line["depth"], low, high, color=palette.ACCENT, alpha=0.14, linewidth=0)
+        axes.plot(line["depth"], line["width"], label="threshold law", color=palette.ACCENT, linewidth=1.7)
+        for point in points.to_dict("records"):
+            text = f"{point['shallow']} → {point['deep']} layers: width"
+            colour = context.colours.get(int(point["shallow"]), palette.INK)
+            draw_crossing(axes, float(point["depth"]), point, text, colour)
+        count_axis(axes.yaxis, math.log10(top / bottom))
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        finish(canvas, axes, "depth L between the two, √(L₁·L₂)", "its width d at the crossing")
+        return canvas
+
+    table = stack(crossing=points, line=line)
+    return Figure("transition", "The width at which a deeper model pays off", caption, table, draw)
 
 
 def crossing_widths(fit: Fit) -> pd.DataFrame:
@@ -67,26 +83,3 @@ def law_widths(law: ThresholdLaw, shallow: float, deep: float) -> pd.DataFrame:
     depth = np.linspace(shallow, deep, LINE)
     rows = [(value, law.width(value), *law.width_interval(value)) for value in depth.tolist()]
     return pd.DataFrame(rows, columns=["depth", "width", "low", "high"], dtype=float)
-
-
-def draw_transition(points: pd.DataFrame, line: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
-    """Draw width at the crossing against depth, and the threshold law with its region."""
-    canvas, axes = new_canvas(3.9)
-    # The line of a steep law may leave the frame.
-    widths = points[["value", "low", "high"]].to_numpy(dtype=float)
-    seen = widths[np.isfinite(widths)]
-    bottom, top = float(seen.min()) / 1.6, float(seen.max()) * 1.7
-    axes.set_yscale("log")
-    axes.set_ylim(bottom, top)
-    axes.set_xlim(float(line["depth"].iloc[0]), float(line["depth"].iloc[-1]))
-    low, high = line["low"].fillna(bottom), line["high"].fillna(top)
-    axes.fill_between(line["depth"], low, high, color=palette.ACCENT, alpha=0.14, linewidth=0)
-    axes.plot(line["depth"], line["width"], label="threshold law", color=palette.ACCENT, linewidth=1.7)
-    for point in points.to_dict("records"):
-        text = f"{point['shallow']} → {point['deep']} layers: width"
-        colour = colours.get(int(point["shallow"]), palette.INK)
-        draw_crossing(axes, float(point["depth"]), point, text, colour)
-    count_axis(axes.yaxis, math.log10(top / bottom))
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    finish(canvas, axes, "depth L between the two, √(L₁·L₂)", "its width d at the crossing")
-    return canvas

@@ -4,7 +4,7 @@ import pytest
 
 from analysis.curves import posterior as module
 from analysis.curves.curves import build_curves
-from analysis.curves.power_law import common_exponent, designs
+from analysis.curves.posterior import common_exponent, designs
 from analysis.curves.shape_means import shape_means
 from tests.simulated_study import Truth, shapes_of, simulate
 

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.design.history import history, rows_in_order, search_data
-from analysis.design.objective import Objective, estimate
+from analysis.design.objective import Objective, estimate, history, rows_in_order, search_data
 from analysis.report.figures.search import search_sentence
 from analysis.runs.table import RunTable
 from tests.analysis import searched
@@ -52,7 +51,7 @@ def disturbed():
 
 @pytest.fixture(scope="module")
 def data(disturbed):
-    return search_data(disturbed, searched.search(), points=10)
+    return search_data(disturbed, searched.search(ended="the certainty asked for was reached."), points=10)
 
 
 def test_the_table_of_the_figure_has_cells_without_sensitivity_runs_and_steps(data, disturbed):
@@ -67,7 +66,7 @@ def test_the_table_of_the_figure_has_cells_without_sensitivity_runs_and_steps(da
 
 
 def test_the_sentence_has_the_work_and_the_certainty(data):
-    text = search_sentence(data, "the certainty asked for was reached.")
+    text = search_sentence(data)
     spent = data.cells["flops"].iloc[-1]
     assert text.startswith(f"The search trained 63 cells for {spent / 1e12:.0f}e12 training FLOPs")
     assert text.endswith(". The certainty asked for was reached.")
@@ -76,7 +75,7 @@ def test_the_sentence_has_the_work_and_the_certainty(data):
 def test_a_search_without_an_estimate():
     few = searched.searched().iloc[:4]
     found = search_data(searched.table(few), searched.search())
-    assert "has no closed interval yet" in search_sentence(found, "")
+    assert "has no closed interval yet" in search_sentence(found)
     assert math.isnan(found.steps["halfwidth"].iloc[-1])
 
 

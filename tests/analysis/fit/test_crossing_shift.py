@@ -20,10 +20,10 @@ from analysis.fit.crossing_shift import (
     split_sensitivity_runs,
 )
 from analysis.fit.document import Fit, fit
+from analysis.fit.sentences import factor_phrase, shift_sentence
 from analysis.fit.series import compare_fits
 from analysis.law.crossings import Crossing, find_crossings
 from analysis.law.threshold import fit_threshold
-from analysis.report.answers import factor_phrase, shift_sentence
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate

@@ -11,8 +11,8 @@ from analysis.curves.curves import build_curves
 from analysis.fit.crossing_shift import split_sensitivity_runs
 from analysis.fit.document import Fit, fit
 from analysis.fit.rate_check import NONE, OUTSIDE, check_rates, widened
+from analysis.fit.sentences import answers
 from analysis.law.crossings import find_crossings
-from analysis.report.answers import answers
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
 from tests.analysis.fit.test_crossing_shift import SHAPES, TRUTH, trained_again

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.law.crossings import NO_NOISE, Gap, find_crossings, gap_of, inverted_test, roots
+from analysis.law.crossings import NO_NOISE, Gap, find_crossings, gap_of, inverted_test, root
 
 
 def crossing(frame, **options):
@@ -26,7 +26,7 @@ def test_a_known_crossing_is_recovered(line_frame, seeds, sd):
 def test_noise_free_crossing_is_exact_between_points(line_frame):
     curves = build_curves(line_frame({1: (1.0, -0.1), 3: (1.03, -0.2)}, seeds=1, sd=0))
     gap = gap_of(curves, 1, 3)
-    assert roots(gap.x, gap.value[None, :])[0] == pytest.approx(math.log(6e3) + 0.3, abs=1e-12)
+    assert root(gap.x, gap.value) == pytest.approx(math.log(6e3) + 0.3, abs=1e-12)
 
 
 def test_the_inverted_test_is_fiellers_interval_of_a_line():

@@ -4,10 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.curves.budgets import budget_of, budgets, common_size
+from analysis.curves.best_shapes import budget_of, budgets, common_size
 from analysis.curves.curves import build_curves
-from analysis.law.held_out import BASELINE, Measured, held_out, measured_losses, surface_trainers
-from analysis.law.loss_surfaces import SurfaceFit
+from analysis.curves.shape_means import shape_means
+from analysis.law.held_out import BASELINE, Measured, held_out, measured_losses
+from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 SIZES = (1e4, 4e4, 1.6e5, 6.4e5, 2.56e6)
@@ -27,6 +28,10 @@ class Rule:
         return None
 
 
+def surfaces(rows):
+    return {item.form: item for item in fit_surfaces(points_of(shape_means(rows)))}
+
+
 def table(sd=0.0, seeds=1, sizes=SIZES, depths=DEPTHS, seed=0):
     """Rows of a study whose losses lie on `TRUTH`, but for the noise of each seed."""
     generator = np.random.default_rng(seed)
@@ -40,11 +45,8 @@ def table(sd=0.0, seeds=1, sizes=SIZES, depths=DEPTHS, seed=0):
 
 
 def test_the_law_the_losses_were_made_from_beats_the_others():
-    wrong = {
-        "too deep": lambda rows: Rule(lambda params: 16.0),
-        "too shallow": lambda rows: Rule(lambda params: 3.0),
-    }
-    found = {item.law: item for item in held_out(table(), {**surface_trainers(), **wrong})}
+    wrong = {"too deep": Rule(lambda params: 16.0), "too shallow": Rule(lambda params: 3.0)}
+    found = {item.law: item for item in held_out(table(), lambda rows: surfaces(rows) | wrong)}
     assert list(found) == [BASELINE, "additive", "response", "too deep", "too shallow"]
     true = found["additive"]
     # Train on 4 budgets, ask at one; train on 3, ask at two.
@@ -65,7 +67,7 @@ def test_the_law_the_losses_were_made_from_beats_the_others():
 
 
 def test_regret_is_the_measured_loss_there_less_the_lowest():
-    found = {item.law: item for item in held_out(table(), {"six": lambda rows: Rule(lambda params: 6.0)})}
+    found = {item.law: item for item in held_out(table(), lambda rows: {"six": Rule(lambda params: 6.0)})}
     for trial in found["six"].trials:
         losses = {depth: float(TRUTH.loss(trial.params, depth)) for depth in DEPTHS}
         assert trial.best == min(losses, key=losses.get)
@@ -82,7 +84,7 @@ def test_the_loss_between_two_depths_is_straight_in_log_depth_and_held_beyond():
 
 
 def test_the_baseline_is_the_best_depth_of_the_largest_budget_seen():
-    (baseline,) = held_out(table(), {})
+    (baseline,) = held_out(table(), lambda rows: {})
     best = {size: DEPTHS[int(np.argmin(TRUTH.loss(size, np.array(DEPTHS))))] for size in (6.4e5, 1.6e5)}
     assert [trial.depth for trial in baseline.trials] == [best[6.4e5], best[1.6e5], best[1.6e5]]
     assert (baseline.law, baseline.mean_regret > 0) == (BASELINE, True)
@@ -93,23 +95,27 @@ def test_no_law_sees_a_size_that_is_held_out():
 
     def spy(rows):
         seen.append(sorted(set(rows["params"])))
-        return Rule(lambda params: 4.0)
+        return {"spy": Rule(lambda params: 4.0)}
 
-    held_out(table(), {"spy": spy})
+    held_out(table(), spy)
     assert seen == [list(SIZES[:4]), list(SIZES[:3])]
     # Nor does the baseline: with other losses at the held-out sizes it names the same depths.
     rows = table()
     upside_down = rows.assign(loss=rows["loss"].where(rows["params"] < 1e6, 10 - rows["loss"]))
-    for one, other in zip(held_out(upside_down, {})[0].trials, held_out(rows, {})[0].trials, strict=True):
+    for one, other in zip(
+        held_out(upside_down, lambda rows: {})[0].trials,
+        held_out(rows, lambda rows: {})[0].trials,
+        strict=True,
+    ):
         assert one.depth == other.depth
 
 
 def test_what_is_not_answered_is_counted_with_its_reason():
     laws = {
-        "silent": lambda rows: Rule(lambda params: None),
-        "at small sizes": lambda rows: Rule(lambda params: 4.0 if params < 1e6 else None),
+        "silent": Rule(lambda params: None),
+        "at small sizes": Rule(lambda params: 4.0 if params < 1e6 else None),
     }
-    found = {item.law: item for item in held_out(table(), laws)}
+    found = {item.law: item for item in held_out(table(), lambda rows: laws)}
     assert (found["silent"].unanswered, found["silent"].mean_regret) == (3, None)
     assert found["silent"].reasons == ("the law names no finite depth",)
     assert found["at small sizes"].unanswered == 2
@@ -117,14 +123,14 @@ def test_what_is_not_answered_is_counted_with_its_reason():
 
 def test_a_surface_that_cannot_be_fitted_says_so():
     two_depths = table(depths=(2, 8))
-    found = {item.law: item for item in held_out(two_depths, surface_trainers())}
+    found = {item.law: item for item in held_out(two_depths, surfaces)}
     for law in ("additive", "response"):
         assert all("three depths" in reason or "are needed" in reason for reason in found[law].reasons)
 
 
 def test_a_depth_beyond_the_measured_ones_is_flagged():
-    laws = {"deep": lambda rows: Rule(lambda params: 99.0), "flat": lambda rows: Rule(lambda params: 0.5)}
-    found = {item.law: item for item in held_out(table(), laws)}
+    laws = {"deep": Rule(lambda params: 99.0), "flat": Rule(lambda params: 0.5)}
+    found = {item.law: item for item in held_out(table(), lambda rows: laws)}
     for law, side, end in (("deep", "deeper", 16), ("flat", "shallower", 1)):
         assert found[law].outside == 3
         for trial in found[law].trials:
@@ -134,8 +140,8 @@ def test_a_depth_beyond_the_measured_ones_is_flagged():
 
 
 def test_too_few_budgets():
-    assert held_out(table(sizes=SIZES[:3]), surface_trainers()) == ()
-    assert len(held_out(table(sizes=SIZES[:4]), {})[0].trials) == 1
+    assert held_out(table(sizes=SIZES[:3]), surfaces) == ()
+    assert len(held_out(table(sizes=SIZES[:4]), lambda rows: {})[0].trials) == 1
 
 
 def test_depths_of_slightly_different_sizes_are_compared_at_one():

@@ -6,7 +6,7 @@ import pytest
 from analysis.curves.best_shapes import BestShape, DepthAt
 from analysis.errors import InputError
 from analysis.law.loss_surfaces import SurfaceFit
-from analysis.law.near_optimal import check_within, measured_near_optimal, near_optimal, near_optimal_depths
+from analysis.law.near_optimal import check_within, measured_near_optimal, near_optimal
 from analysis.law.published import LIU2026
 
 ADDITIVE = SurfaceFit(
@@ -29,17 +29,16 @@ def test_the_range_is_that_of_trying_every_depth(model, params, within):
     near = depths[losses <= losses.min() + within]
     # One valley: nothing between the ends is outside.
     assert len(near) == near[-1] - near[0] + 1
-    assert near_optimal_depths(model, params, within) == (near[0], near[-1])
     best = int(depths[losses.argmin()])
     for depth in (best, best + 3):
         found = near_optimal(model, params, depth, "here", within)
         assert found.lost == pytest.approx(losses[depth - 1] - losses.min(), abs=1e-12)
         assert (found.within, found.losses) == (within, "here")
+        assert found.depths == (near[0], near[-1])
 
 
 def test_without_a_best_depth_there_is_no_range():
     ridge = SurfaceFit("response", "ok", parameters=RESPONSE.parameters | {"b_LL": -0.02})
-    assert near_optimal_depths(ridge, 1e8) is None
     assert near_optimal(ridge, 1e8, 12, "here") is None
 
 
@@ -47,7 +46,7 @@ def test_a_depth_that_the_law_does_not_count_has_no_loss():
     found = near_optimal(LIU2026, 1e8, 2, "here")
     assert found.lost is found.lost_text is None
     # Where the best width would be below one, one depth is left.
-    assert near_optimal_depths(ADDITIVE, 13.0) == (1, 1)
+    assert near_optimal(ADDITIVE, 13.0, None, "here").depths == (1, 1)
 
 
 def test_measured_depths_give_the_measured_difference():

@@ -6,7 +6,8 @@ from io import StringIO
 import pandas as pd
 import pytest
 
-from analysis.fit.series import best_data, crossing_data, measure_data
+from analysis.fit.document import fit
+from analysis.fit.series import Member, best_data, crossing_data, measure_data
 from analysis.numbers import digits, ends, short
 from analysis.report.figures.by_value import crossings_figure
 from analysis.report.series_page import slope_sentence, write_series
@@ -153,3 +154,14 @@ def test_crossings_without_an_estimate_have_a_bound_or_no_mark(members):
         titles = re.findall(r"<title>([^<]*N =[^<]*)</title>", figure.render()[0].decode())
         assert len(titles) == int(rows["params"].notna().sum())
         assert any(short(float(data.rows.loc[first, "params"])) in title for title in titles) or not marks
+
+
+def test_a_series_whose_losses_are_all_equal_has_a_page(tmp_path):
+    frame = pd.DataFrame(
+        [(depth, width, 2.0) for depth in (1, 2) for width in (8, 12, 16)], columns=["depth", "width", "loss"]
+    )
+    runs = RunTable.from_frame(frame)
+    members = [Member(value, runs, fit(runs), None) for value in (1, 2)]
+    text = read(write_series(members, tmp_path, title="flat", key="k")).text
+    assert "The best depth against k" in text
+    assert "`" not in text

@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 
 from analysis.fit.document import Fit, fit
-from analysis.fit.sentences import headlines
+from analysis.fit.sentences import headlines, next_steps, shift_sentence
 from analysis.law.held_out import BASELINE, HeldOut, Trial
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import duration, short
-from analysis.report.answers import next_steps, shift_sentence
 from analysis.report.figures import best_depth, gaps, loss
 from analysis.report.figures.figure import Context
 from analysis.report.html import MOST_ANSWERS, Section
@@ -361,7 +360,7 @@ def test_the_badge_follows_from_crossings_and_the_learning_rate(found):
 
 
 def test_sections_without_content_are_empty_and_titles_are_unique(study, found):
-    sections = study_sections(Context(study, found), "")
+    sections = study_sections(Context(study, found))
     empty = {section.title for section in sections if section.empty}
     assert empty == {"Shape or tuning", "The search"}
     assert len({section.anchor for section in sections}) == len(sections)

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from analysis.fit.document import fit
+from analysis.fit.sentences import shift_sentence
 from analysis.numbers import short
-from analysis.report.answers import shift_sentence
 from analysis.runs.table import RunTable
 from study.results.tables import fit_table
 from tests.simulated_study import Truth, shapes_of, simulate

@@ -1,12 +1,15 @@
 """The output of the verbs: JSON documents, sentences with a value to copy, paths."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from analysis.tables import Column, Table
 from study.errors import SpecError
+from study.results.tables import rich_table
 
 
 def show(document: object, view: RenderableType, *, as_json: bool) -> None:
@@ -15,6 +18,13 @@ def show(document: object, view: RenderableType, *, as_json: bool) -> None:
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
         Console(highlight=False).print(view, soft_wrap=isinstance(view, Text))
+
+
+def text_table(
+    title: str, names: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str]
+) -> RenderableType:
+    """Return a table for the terminal; the columns in `left` are aligned to the left, the others to the right."""
+    return rich_table(Table(title, tuple(Column(name, right=name not in left) for name in names), rows))
 
 
 def say(text: str, value: object) -> None:

@@ -1,69 +1,30 @@
-"""`interplay power SPEC`: the expected results of a study, with more seeds and more sizes too.
+"""`interplay power SPEC`: the expected results of a study, with more seeds and more sizes too."""
 
-A plan has shapes and seeds. The law, the noise and the gaps between depths are assumed: given by the user, taken from
-the fit of a pilot study, or by default. Each assumption is printed with its source.
-"""
-
-import itertools
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from analysis.design.assumed_truth import DEFAULT, MEANINGS, Assumption, assumed_truth
 from analysis.design.power import LEVEL, Change, PairPower, PowerEstimate, compare_changes, simulate_power
-from analysis.design.simulated_study import Shape, Truth
+from analysis.design.simulated_study import Shape
 from analysis.files import to_json
-from analysis.intervals import between
-from analysis.law.threshold_law import LEVINE2020
 from analysis.numbers import digits, short
-from analysis.tables import Column, Table
+from study.commands.output import show, text_table
+from study.commands.plan import plan_of_one
 from study.errors import SpecError
 from study.plan.plan import Plan
+from study.plan.table import plan_table
 from study.results.recommend import read_fit
-from study.results.tables import rich_table
 from trainables.errors import did_you_mean
 
-if TYPE_CHECKING:
-    from analysis.fit.document import Fit
-
-#: Simulated studies: shares then have a standard error of 6 points, and a preset takes at most half a minute.
-STUDIES = 72
-LEAST_STUDIES, MOST_STUDIES = 5, 10_000
-#: The plan is simulated this many times more often than each of its changes.
-FEWER = 3
-
-#: Name of an assumption -> (meaning, smallest, largest). All but the loss are fields of `Truth`.
-MEANINGS = {
-    "a": ("law ln d = a + b·L", -30.0, 30.0),
-    "b": ("law ln d = a + b·L", 1e-6, 10.0),
-    "noise": ("sd of a seed, over the loss", 1e-9, 0.5),
-    "slope": ("of gaps, nats per e-fold of N", 1e-9, 100.0),
-    "exponent": ("α of E + A·N^-α", 1e-3, 3.0),
-    "shared": ("share of noise by the seed", 0.0, 0.99),
-    "misfit_sd": ("sd of shapes off curves, nats", 0.0, 100.0),
-    "scatter": ("sd of ln d off the law", 0.0, 3.0),
-    "loss": ("nats at the middle size", 1e-9, 1e6),
-}
-DEFAULT = "default"
-#: Loss over the entropy of the data in the middle of the pilot's grid, 0.90 of 0.7365.
-ABOVE_ENTROPY = 1.2
-#: Largest ln d that a law may have at a depth of the plan; e^50 is no width.
-MOST_LOG_WIDTH = 50.0
-
-
-@dataclass(frozen=True)
-class Assumption:
-    """One assumed number and its source, in words."""
-
-    value: float
-    source: str
+#: The plan is simulated this many times more often than each of its changes, which at least so many studies show.
+FEWER, LEAST_STUDIES = 3, 5
 
 
 @dataclass(frozen=True)
@@ -89,13 +50,24 @@ class Power:
         return {**document, **estimate}
 
 
-def plan_power(
-    plan: Plan,
-    assume: Sequence[str] = (),
-    pilot: Path | None = None,
-    studies: int | None = None,
-    console: Console | None = None,
-) -> Power:
+def show_power(
+    spec: str,
+    overrides: Sequence[str],
+    assume: Sequence[str],
+    pilot: Path | None,
+    studies: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the plan of a study and the simulated width of its intervals."""
+    plan = plan_of_one(spec, overrides, "`power`")
+    with Console(stderr=True, quiet=as_json).status("simulating studies"):
+        power = plan_power(plan, assume, pilot, studies)
+    document = plan.to_json() | {"power": power.to_json()}
+    show(document, Group(plan_table(plan), power_view(power)), as_json=as_json)
+
+
+def plan_power(plan: Plan, assume: Sequence[str], pilot: Path | None, studies: int) -> Power:
     """Estimate the results of a plan.
 
     Args:
@@ -103,18 +75,11 @@ def plan_power(
         assume: `NAME=VALUE`, see `MEANINGS`.
         pilot: a fit file for what `assume` does not give.
         studies: how many to simulate.
-        console: for the status; None for nowhere.
 
     Raises:
-        SpecError: the plan has one depth, or an assumption or the number of studies is wrong.
-        InputError: the fit file cannot be read, or the assumed losses are not positive.
+        SpecError: the plan has one depth, or an assumption is wrong.
+        InputError: the fit file cannot be read, the law is implausible, or the assumed losses are not positive.
     """
-    count = STUDIES if studies is None else studies
-    if not LEAST_STUDIES <= count <= MOST_STUDIES:
-        raise SpecError(
-            f"--studies {count} is out of range; simulate between {LEAST_STUDIES} and {MOST_STUDIES} studies "
-            f"(the default is {STUDIES})."
-        )
     shapes = shapes_of_plan(plan)
     depths = sorted({depth for depth, _, _ in shapes})
     if len(depths) < 2:
@@ -123,12 +88,10 @@ def plan_power(
             f"`frontier.depths` of {plan.name!r} has {only}, and a crossing is between two depths. Give two or more "
             "depths, three for a law."
         )
-    truth, assumptions = assumed(plan, shapes, parse_assumptions(assume), pilot)
-    seeds = len({planned.cell.seed for planned in plan.cells})
-    fewer = max(LEAST_STUDIES, count // FEWER)
-    with (console or Console(quiet=True)).status("simulating studies"):
-        estimate = simulate_power(truth, shapes, seeds, studies=count)
-        changes = compare_changes(truth, shapes, estimate, studies=fewer)
+    fit = None if pilot is None else read_fit(pilot)
+    truth, assumptions = assumed_truth(shapes, parse_assumptions(assume), fit, plan.entropy)
+    estimate = simulate_power(truth, shapes, len({one.cell.seed for one in plan.cells}), studies=studies)
+    changes = compare_changes(truth, shapes, estimate, studies=max(LEAST_STUDIES, studies // FEWER))
     notes = tuple(_notes(plan, len(depths), assumptions))
     return Power(assumptions, None if pilot is None else str(pilot), len(shapes), estimate, changes, notes)
 
@@ -170,111 +133,7 @@ def parse_assumptions(values: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def assumed(
-    plan: Plan, shapes: Sequence[Shape], given: dict[str, float], pilot: Path | None
-) -> tuple[Truth, dict[str, Assumption]]:
-    """Return the truth that the simulated studies assume, and each of its numbers with its source.
-
-    Raises:
-        SpecError: the law gives no plausible widths at the depths of the plan.
-        InputError: the fit file cannot be read.
-    """
-    depths = tuple(sorted({depth for depth, _, _ in shapes}))
-    a, b, law = _default_law(shapes, depths)
-    plain = Truth(a, b, depths)
-    asymptote, drop = plain.asymptote, plain.drop
-    loss, of_loss = asymptote + drop, DEFAULT
-    if plan.entropy:
-        loss, of_loss = (
-            ABOVE_ENTROPY * plan.entropy,
-            f"{DEFAULT}: {ABOVE_ENTROPY:g} x the entropy of the data",
-        )
-    found = {name: Assumption(getattr(plain, name), DEFAULT) for name in MEANINGS if name != "loss"}
-    found |= {"a": Assumption(a, law), "b": Assumption(b, law), "loss": Assumption(loss, of_loss)}
-    if pilot:
-        found = {name: Assumption(i.value, f"not in the pilot; {i.source}") for name, i in found.items()}
-        found |= _from_pilot(read_fit(pilot))
-    found |= {name: Assumption(value, "given") for name, value in given.items()}
-    values: dict[str, Any] = {name: item.value for name, item in found.items()}
-    a, b, loss = values["a"], values["b"], values.pop("loss")
-    if wrong := [depth for depth in depths if not 0 <= a + b * depth <= MOST_LOG_WIDTH]:
-        raise SpecError(
-            f"The assumed law a = {a:g}, b = {b:g} puts the crossing of depth {wrong[0]} at a width of "
-            f"e^{a + b * wrong[0]:.3g}, which no model has; assume an a and b with a + b·L between 0 and "
-            f"{MOST_LOG_WIDTH:g} for the depths {depths[0]} to {depths[-1]}."
-        )
-    # The loss is set where the plan measures, so that a law with far crossings gives no implausible losses. The
-    # asymptote has the same share of the loss as by default.
-    share = drop / (asymptote + drop)
-    middle = statistics.fmean(_log_sizes(shapes))
-    above = values["exponent"] * (middle - math.log(Truth(a, b, depths).crossing(depths[0])))
-    values |= {"asymptote": (1 - share) * loss, "drop": share * loss * math.exp(above)}
-    return Truth(depths=depths, **values), found
-
-
-def _log_sizes(shapes: Sequence[Shape]) -> list[float]:
-    return [math.log(12 * depth * width**2) for depth, width, _ in shapes]
-
-
-def _from_pilot(fit: "Fit") -> dict[str, Assumption]:
-    """Read what the fit of a pilot has of the assumptions."""
-    law, noise, curves = fit.law, fit.noise, fit.curves
-    rises = law.b is not None and law.b > 0
-    source = "pilot: law" if law.status == "ok" else f"pilot: law, of status {law.status}"
-    # Residuals of one seed hold no information on what a seed shares; a zero there is no finding.
-    shared = noise.get("seed_correlation") if noise.get("source") == "seeds" else None
-    # A straight line in ln N is the limit of an exponent of zero.
-    exponent = None if curves.get("exponent") is None else max(curves["exponent"], 0.01)
-    slopes = _slopes(fit, exponent or Truth.exponent)
-    found = {
-        "a": (law.a if rises else None, source),
-        "b": (law.b if rises else None, source),
-        "noise": (noise.get("sd_relative") or None, "pilot: noise"),
-        "slope": (slopes[len(slopes) // 2] if slopes else None, f"pilot: middle of {len(slopes)} gaps"),
-        "exponent": (exponent, "pilot: curves"),
-        "shared": (None if shared is None else min(shared, 0.99), "pilot: correlation of its seeds"),
-        "misfit_sd": (curves.get("misfit"), "pilot: lack of fit"),
-        # Two or three crossings cannot show it, and the scatter of their law is assumed.
-        "scatter": (None if law.scatter_dof == 1 else law.scatter, "pilot: scatter of its law"),
-        "loss": (noise.get("loss") or None if noise.get("known") else None, "pilot: mean loss"),
-    }
-    return {name: Assumption(value, why) for name, (value, why) in found.items() if value is not None}
-
-
-def _slopes(fit: "Fit", exponent: float) -> list[float]:
-    """Slopes of the gaps of neighbours at their crossings, ascending, from the gaps at both ends of their range.
-
-    With the gap slope/α·(1 - exp(-α·(x - x*))) of `Truth`, the difference of the two ends gives the slope.
-    """
-    found = []
-    for item in fit.crossings:
-        if item.params is not None and item.range is not None and item.gap_ends is not None:
-            low, high = (math.exp(-exponent * math.log(end / item.params)) for end in item.range)
-            found.append((item.gap_ends[1] - item.gap_ends[0]) * exponent / (low - high))
-    return sorted(slope for slope in found if slope > 0)
-
-
-def _default_law(shapes: Sequence[Shape], depths: tuple[int, ...]) -> tuple[float, float, str]:
-    """(a, b, source): a line through the published crossings if all are inside the planned sizes.
-
-    Else through crossings that are spread evenly over the middle half of the sizes, which any grid can measure.
-    """
-    sizes = _log_sizes(shapes)
-    low, high = min(sizes), max(sizes)
-    middles = np.array([between(*pair) for pair in itertools.pairwise(depths)])
-    places = np.log([LEVINE2020.transition(depth).params for depth in depths[:-1]])
-    source = f"{DEFAULT}: law of {LEVINE2020.source}"
-    if not np.all((low < places) & (places < high)):
-        shares = np.linspace(0.25, 0.75, len(middles)) if len(middles) > 1 else np.array([0.5])
-        places = low + (high - low) * shares
-        source = f"{DEFAULT}: crossings in the middle half of the sizes, which the grid can resolve"
-    log_widths = (places - np.log(12 * middles)) / 2
-    rise = statistics.linear_regression(middles, log_widths).slope if len(middles) > 1 else 0.0
-    b = float(rise if rise > 0 else LEVINE2020.b or 0.0)
-    return float(np.mean(log_widths - b * middles)), b, source
-
-
-def _notes(plan: Plan, depths: int, assumptions: dict[str, Assumption]) -> list[str]:
+def _notes(plan: Plan, depths: int, assumptions: Mapping[str, Assumption]) -> list[str]:
     notes = []
     if not plan.search.is_grid:
         notes.append(
@@ -307,17 +166,18 @@ def power_view(power: Power) -> RenderableType:
             f"power: {estimate.studies} simulated studies, {now.shapes} shapes, seeds: {now.seeds}",
             style="italic",
         ),
-        _table(
+        text_table(
             f"assumed (pilot: {power.pilot})" if power.pilot else "assumed",
             ("name", "value", "what", "source"),
             [(name, f"{item.value:.4g}", MEANINGS[name][0], item.source) for name, item in assumed.items()],
             left=("name", "what", "source"),
         ),
         Text(),
-        _table(
+        text_table(
             "crossings",
             ("pair", "true N", "width", "found", "left", "right", "unclear", "closed", "interval", "holds"),
             [_crossing_row(pair) for pair in estimate.crossings],
+            left=("pair",),
         ),
         Text(
             "Shares of the studies; left, right: the deeper model wins everywhere, nowhere. Interval: median high/low "
@@ -328,10 +188,11 @@ def power_view(power: Power) -> RenderableType:
         Text(),
         *(Text(line) for line in _law_lines(estimate, assumed["b"].value)),
         Text(),
-        _table(
+        text_table(
             "the interval of b with more seeds or sizes",
             ("change", "cost", "width of b", "over now", "closed"),
             [_change_row(change, now.width) for change in power.changes],
+            left=("change",),
         ),
         Text(
             f"Medians over {fewer} studies each, with the same noise; an open interval counts as infinitely wide. "
@@ -340,12 +201,6 @@ def power_view(power: Power) -> RenderableType:
         ),
         *(Text(note, style="yellow") for note in power.notes),
     )
-
-
-def _table(
-    title: str, names: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ("pair", "change")
-) -> RenderableType:
-    return rich_table(Table(title, tuple(Column(name, right=name not in left) for name in names), rows))
 
 
 def _crossing_row(pair: PairPower) -> tuple[str, ...]:

@@ -10,9 +10,7 @@ from rich.text import Text
 
 from analysis.files import to_json
 from analysis.numbers import scientific
-from analysis.tables import Column, Table
-from study.commands.output import show
-from study.results.tables import rich_table
+from study.commands.output import show, text_table
 
 if TYPE_CHECKING:
     from analysis.theory import Bounds
@@ -95,8 +93,9 @@ def rank_verb(
 
 
 def _view(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> RenderableType:
-    columns = tuple(Column(name, right=bool(name)) for name in names)
-    return Group(Text(title, style="italic"), rich_table(Table("", columns, rows)), Text(note, style="dim"))
+    return Group(
+        Text(title, style="italic"), text_table("", names, rows, left=("",)), Text(note, style="dim")
+    )
 
 
 def _regime(limits: "Bounds") -> str:

@@ -3,12 +3,12 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from study.spec.section import Budget, Depth, Section, Width, refuse_repeats
+from study.spec.section import Budget, Depth, Distinct, Section, Width
 from trainables.cell import Shape
 from trainables.errors import some
 
@@ -74,14 +74,15 @@ class FrontierSection(Section):
 
     budgets: (
         Annotated[
-            Annotated[tuple[Budget, ...], Tag("list")] | Annotated[BudgetRange, Tag("table")],
+            Annotated[Distinct[Budget], Tag("list")] | Annotated[BudgetRange, Tag("table")],
             Discriminator(_list_or_table),
         ]
         | None
     ) = Field(default=None, description="targets of N = 12·L·d², as a list or as {min, max, points}")
-    depths: tuple[Depth, ...] | None = Field(default=None, description="layers L")
-    widths: dict[Depth, tuple[Width, ...]] | None = Field(
+    depths: Distinct[Depth] | None = Field(default=None, description="layers L")
+    widths: dict[Depth, Distinct[Width]] | None = Field(
         default=None,
+        min_length=1,
         description="instead of budgets: the widths of each depth; the budget of a shape is its own N. "
         "`depths`, if given, selects among them",
     )
@@ -148,22 +149,13 @@ class FrontierSection(Section):
     def _check_widths(self, widths: Mapping[int, tuple[int, ...]]) -> None:
         if self.budgets is not None:
             raise ValueError("`widths` and `budgets` exclude each other; take one of them out")
-        if not widths:
-            raise ValueError("`widths` is empty; write `widths: {6: [128, 256], 12: [96, 192]}`")
-        if self.depths is not None:
-            refuse_repeats("depths", self.depths)
-            unknown = sorted(set(self.depths) - set(widths))
-            if unknown or not self.depths:
-                raise ValueError(
-                    f"`depths` has [{some(unknown)}], and `widths` has the depths [{some(sorted(widths))}]; "
-                    "choose among these, or give widths for the others"
-                )
-        self.check_size(sum(map(len, widths.values())), "`widths`")
+        if unknown := sorted(set(self.depths or ()) - set(widths)):
+            raise ValueError(
+                f"`depths` has [{some(unknown)}], and `widths` has the depths [{some(sorted(widths))}]; choose among "
+                "these, or give widths for the others"
+            )
         step = width_step(self)
         for depth, values in widths.items():
-            if not values:
-                raise ValueError(f"`widths` of depth {depth} is empty; give at least one width")
-            refuse_repeats(f"widths.{depth}", values)
             for width in values:
                 if width % step:
                     low = width // step * step
@@ -178,13 +170,9 @@ class FrontierSection(Section):
             raise ValueError(
                 f"{' and '.join(missing)} missing; give `budgets` and `depths`, or `widths` alone"
             )
-        for name, values in (("budgets", self.budget_values), ("depths", self.depths)):
-            if not values:
-                raise ValueError(f"`{name}` is empty; give at least one value")
-            refuse_repeats(name, values)
         self.check_size(len(self.budget_values) * len(self.depths), "pairs of `budgets` and `depths`")
-        missed = misses(self)
-        for depth in set(self.depth_values) - {found.shape.depth for found in shapes(self)}:
+        found, missed = _resolve(self)
+        for depth in set(self.depth_values) - {one.shape.depth for one in found}:
             best = min((miss for miss in missed if miss.depth == depth), key=lambda miss: abs(miss.deviation))
             needed = math.ceil(abs(best.deviation) * 100) / 100
             smallest = 12 * depth * width_step(self) ** 2
@@ -273,14 +261,12 @@ def heads_of(frontier: FrontierSection, width: int) -> int:
 
 def _resolve(frontier: FrontierSection) -> tuple[list[FrontierShape], list[Miss]]:
     if frontier.widths is not None:
-        found = [
-            Shape(depth=depth, width=width, heads=heads_of(frontier, width))
+        own = [
+            FrontierShape(float(12 * depth * width**2), _shape(frontier, depth, width))
             for depth in frontier.depth_values
-            for width in sorted(frontier.widths[depth])
+            for width in frontier.widths[depth]
         ]
-        own = [FrontierShape(float(shape.budget_params), shape) for shape in found]
-        return sorted(own, key=lambda f: (f.budget, f.shape.depth)), []
-
+        return sorted(own, key=lambda found: (found.budget, found.shape.depth)), []
     return _fitting(frontier, itertools.product(frontier.budget_values, frontier.depth_values))
 
 
@@ -292,25 +278,26 @@ def _fitting(
     Of budgets with one nearest shape, the nearest to it keeps it, so that close budgets never train a shape twice.
     """
     step = width_step(frontier)
-    nearest = {(budget, depth): _nearest_width(budget, depth, step) for budget, depth in pairs}
+    nearest = [(budget, depth, _nearest_width(budget, depth, step)) for budget, depth in pairs]
+    placed = [Miss(*place, 12 * place[1] * place[2] ** 2 / place[0] - 1) for place in nearest]
     owner: dict[tuple[int, int], float] = {}
-    for (budget, depth), width in nearest.items():
-        taken = owner.get((depth, width))
-        params = 12 * depth * width**2
-        if taken is None or abs(params / budget - 1) < abs(params / taken - 1):
-            owner[depth, width] = budget
+    for miss in sorted(placed, key=lambda miss: abs(miss.deviation)):
+        owner.setdefault((miss.depth, miss.nearest_width), miss.budget)
     result: list[FrontierShape] = []
     missed: list[Miss] = []
-    for (budget, depth), width in nearest.items():
-        deviation = 12 * depth * width**2 / budget - 1
-        if abs(deviation) > frontier.tolerance * (1 + 1e-12):
-            missed.append(Miss(budget, depth, width, deviation))
-        elif owner[depth, width] != budget:
-            missed.append(Miss(budget, depth, width, deviation, taken_by=owner[depth, width]))
+    for miss in placed:
+        taken = owner[miss.depth, miss.nearest_width]
+        if abs(miss.deviation) > frontier.tolerance * (1 + 1e-12):
+            missed.append(miss)
+        elif taken != miss.budget:
+            missed.append(replace(miss, taken_by=taken))
         else:
-            shape = Shape(depth=depth, width=width, heads=heads_of(frontier, width))
-            result.append(FrontierShape(budget, shape))
+            result.append(FrontierShape(miss.budget, _shape(frontier, miss.depth, miss.nearest_width)))
     return result, missed
+
+
+def _shape(frontier: FrontierSection, depth: int, width: int) -> Shape:
+    return Shape(depth=depth, width=width, heads=heads_of(frontier, width))
 
 
 def _nearest_width(budget: float, depth: int, step: int) -> int:

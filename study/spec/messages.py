@@ -1,5 +1,6 @@
 """Pydantic's errors about a spec as one paragraph: the key, its value, allowed values, the near miss."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -122,7 +123,8 @@ def _mistake(
     subject = f"`{path or 'the spec'}` is {show(value)}"
     expected = context.get("expected", context.get("expected_tags"))
     if expected is None:
-        message = _IN_YAML.get(kind, details["msg"]).replace("Input should be", "it should be")
+        message = _IN_YAML.get(kind, details["msg"])
+        message = re.sub("^(Input|Tuple|Dictionary) should", "it should", message)
         return subject, message[0].lower() + message[1:]
     words = str(expected).replace("'", "").replace(" or ", ", ")
     return subject, f"allowed: {words}{did_you_mean(str(value), words.split(', '))}"

@@ -1,15 +1,27 @@
 """The sections `resources` and `tracking`: devices, storage, estimates, and the MLflow store."""
 
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticKnownError
 
 from study.spec.devices import DEVICES, local_device
-from study.spec.section import SECRET, Count, Degree, Seconds, Section, Width
+from study.spec.section import Section, Width
+
+Degree = Annotated[int, Field(ge=1, le=10_000)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+#: Names of query parameters that hold a secret: `password`, `sslpassword`, `access_token`, `api_key`, …
+SECRET = re.compile(r"passw|pwd|token|secret|credential|(api|access|account|private).?key", re.IGNORECASE)
+
+
+def _secrets(uri: SplitResult) -> list[str]:
+    """The parameters of an address that hold a secret: it would leak, as a spec is written to disk and to MLflow."""
+    return [key for key, _ in parse_qsl(uri.query, keep_blank_values=True) if SECRET.search(key)]
 
 
 def _known_device(name: str) -> str:
@@ -155,8 +167,7 @@ class ResourcesSection(Section):
     @model_validator(mode="after")
     def _no_secret(self) -> Self:
         parts = urlsplit(self.storage)
-        # The spec is written to disk and to MLflow, so a secret in it would leak.
-        if "@" in parts.netloc or any(SECRET.search(key) for key, _ in parse_qsl(parts.query, True)):
+        if "@" in parts.netloc or _secrets(parts):
             raise ValueError(
                 "`storage` holds a password or key, and specs are kept as files; take it out and set it in the "
                 "environment of every machine (for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
@@ -181,9 +192,7 @@ class TrackingSection(Section):
             parts = urlsplit(self.uri)
         except ValueError as error:
             raise ValueError(f"`uri` is not an address ({error}); {example}") from None
-        # The spec is written to disk and to MLflow, so a secret in it would leak.
-        secrets = [key for key, _ in parse_qsl(parts.query, keep_blank_values=True) if SECRET.search(key)]
-        if parts.password or secrets:
+        if (secrets := _secrets(parts)) or parts.password:
             where = f" (`{secrets[0]}`)" if secrets else ""
             raise ValueError(
                 f"`uri` holds a password{where}, and specs are kept as files; take it out and set "

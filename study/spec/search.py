@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from study.spec.frontier import FrontierSection
-from study.spec.section import Budget, Section, Seed, refuse_repeats
+from study.spec.section import Budget, Distinct, Section, Seed
 from study.spec.training import TableRate, TrainingSection
 
 #: The quantities that the sampler `crossing` can estimate.
@@ -28,7 +28,7 @@ class SearchBase(Section):
     chooses_cells: ClassVar[bool] = False
     """Whether single cells are chosen, also of shapes and seeds that the spec does not list."""
 
-    lr_factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+    lr_factors: Distinct[Annotated[float, Field(gt=0)]] = Field(
         default=(1.0,), description="multiples of the rule's learning rate, each for every shape"
     )
 
@@ -46,13 +46,6 @@ class SearchBase(Section):
                     f"is `{values.get('sampler', 'grid')}`; take {', '.join(keys)} out, or choose `sampler: {name}`"
                 )
         return values
-
-    @model_validator(mode="after")
-    def _usable_factors(self) -> Self:
-        if not self.lr_factors:
-            raise ValueError("`lr_factors` is empty; write [1.0] to use the rule's rate as it is")
-        refuse_repeats("lr_factors", self.lr_factors)
-        return self
 
     @property
     def objective_name(self) -> ObjectiveName:
@@ -225,15 +218,12 @@ SearchSection = Annotated[
 class SensitivitySection(Section):
     """Cells next to each crossing that are trained again at other learning rates, once the search has ended."""
 
-    lr_factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+    lr_factors: Distinct[Annotated[float, Field(gt=0)]] = Field(
         default=(0.5, 2.0), description="multiples of each cell's learning rate"
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.lr_factors:
-            raise ValueError("`lr_factors` is empty; write [0.5, 2], or take `sensitivity` out")
-        refuse_repeats("lr_factors", self.lr_factors)
         if 1 in self.lr_factors:
             raise ValueError("`lr_factors` has 1, which is the study itself; take it out")
         return self

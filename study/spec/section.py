@@ -3,13 +3,23 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args, get_origin
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from study.errors import SpecError
 from trainables.errors import some
+
+Item = TypeVar("Item")
 
 
 class Section(BaseModel):
@@ -20,22 +30,12 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_booleans(cls, values: Any) -> Any:
-        # Pydantic would read `seeds: true` as one seed. No section has a boolean field.
-        if isinstance(values, Mapping):
-            for key, value in values.items():
-                if isinstance(value, bool):
-                    words = [str(word) for word in _allowed(cls, str(key))]
-                    raise ValueError(
-                        f"`{key}` is {str(value).lower()}, and no key here is true or false"
-                        + (f"; allowed: {', '.join(words)}" if words else "")
-                    )
+        # Pydantic would read `seeds: true` as one seed. It refuses booleans itself where only a few words are allowed.
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            field = cls.model_fields.get(str(key))
+            if isinstance(value, bool) and field and get_origin(field.annotation) is not Literal:
+                raise ValueError(f"`{key}` is {str(value).lower()}, and no key here is true or false")
         return values
-
-
-def _allowed(model: type[BaseModel], key: str) -> tuple[object, ...]:
-    """The values of a field that is a choice among a few words."""
-    field = model.model_fields.get(key)
-    return get_args(field.annotation) if field and get_origin(field.annotation) is Literal else ()
 
 
 #: What the letter behind a size stands for.
@@ -54,23 +54,27 @@ Budget = Annotated[
 ]
 Depth = Annotated[int, Field(ge=1, le=10_000)]
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
-Degree = Annotated[int, Field(ge=1, le=10_000)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Seconds = Annotated[float, Field(gt=0, le=1e9)]
 #: The largest seed of Optuna's samplers, which use NumPy's `RandomState`.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
-#: Names of query parameters that hold a secret: `password`, `sslpassword`, `access_token`, `api_key`, …
-SECRET = re.compile(r"passw|pwd|token|secret|credential|(api|access|account|private).?key", re.IGNORECASE)
 
-
-def refuse_repeats(name: str, values: Sequence[float] | Sequence[str]) -> None:
-    """Raise a `ValueError` if a list has a value more than once."""
+def distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Return the values; raise a `ValueError` if one is there more than once."""
     counts: Counter[Any] = Counter(values)
-    repeated = sorted(value for value, count in counts.items() if count > 1)
-    if repeated:
+    if repeated := [value for value, count in counts.items() if count > 1]:
         shown = [value if isinstance(value, str) else f"{value:g}" for value in repeated]
-        raise ValueError(f"`{name}` has {some(shown)} more than once; write each value once")
+        raise ValueError(f"{some(shown)} is there more than once; write each value once")
+    return values
+
+
+def _not_empty(values: tuple[Item, ...]) -> tuple[Item, ...]:
+    if not values:
+        raise ValueError("the list is empty; give at least one value")
+    return values
+
+
+#: A list with at least one value and each value once.
+Distinct = Annotated[tuple[Item, ...], AfterValidator(_not_empty), AfterValidator(distinct)]
 
 
 def from_environment(variable: str, section: type[Section], key: str) -> str | None:

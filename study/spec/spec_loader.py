@@ -7,17 +7,29 @@ import yaml
 
 from trainables.errors import shortened
 
-#: Types of YAML 1.1 that no key of a spec has. A date is text, as in YAML 1.2.
-_UNUSED = {f"tag:yaml.org,2002:{name}" for name in ("timestamp", "binary", "set", "omap", "pairs", "value")}
-_FLOAT = "tag:yaml.org,2002:float"
+_FLOAT, _DATE, _EQUALS = (f"tag:yaml.org,2002:{name}" for name in ("float", "timestamp", "value"))
 
 
 class SpecLoader(yaml.SafeLoader):
     """PyYAML's safe loader with the rules of this module."""
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse what PyYAML accepts as a key: a second one of the same name, a date or a truth value."""
+        result = super().construct_mapping(node, deep=True)
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            problem = "a key must be a word or a number" if not isinstance(key, str | int | float) else ""
+            if key in seen:
+                problem = f"the key `{shortened(str(key))}` is written twice"
+            if problem:
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
+            seen.add(key)
+        return result
+
 
 SpecLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in {_FLOAT, *_UNUSED}]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_FLOAT, _DATE, _EQUALS)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 SpecLoader.add_implicit_resolver(
@@ -28,31 +40,8 @@ SpecLoader.add_implicit_resolver(
     ),
     list("-+0123456789."),
 )
-SpecLoader.yaml_constructors = {
-    tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag not in _UNUSED
-}
-
-
-def _mapping(loader: SpecLoader, node: yaml.Node) -> dict[Any, Any]:
-    if not isinstance(node, yaml.MappingNode):
-        raise yaml.MarkedYAMLError(problem="`!!map` is not of a section", problem_mark=node.start_mark)
-    loader.flatten_mapping(node)
-    result: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str | int | float):
-            raise yaml.MarkedYAMLError(
-                problem="a key must be a word or a number", problem_mark=key_node.start_mark
-            )
-        if key in result:
-            raise yaml.MarkedYAMLError(
-                problem=f"the key `{shortened(str(key))}` is written twice", problem_mark=key_node.start_mark
-            )
-        result[key] = loader.construct_object(value_node, deep=True)
-    return result
-
-
-SpecLoader.add_constructor("tag:yaml.org,2002:map", _mapping)
+# At once, not by PyYAML's generator, which would build a section that contains itself.
+SpecLoader.add_constructor("tag:yaml.org,2002:map", SpecLoader.construct_mapping)
 
 
 def load_yaml(text: str, loader: type[yaml.SafeLoader] = SpecLoader) -> Any:

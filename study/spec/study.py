@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from study.errors import SpecError
 from study.spec import yaml_file
@@ -18,12 +18,12 @@ from study.spec.frontier import FrontierSection, added_shapes, shapes
 from study.spec.messages import explain
 from study.spec.resources import ResourcesSection, TrackingSection
 from study.spec.search import CrossingSection, GridSection, SearchSection, SensitivitySection
-from study.spec.section import Section, refuse_repeats
+from study.spec.section import Section, distinct
 from study.spec.training import TableRate, TrainingSection
 from trainables.cell import Precision, Recipe
 from trainables.data import DataSpec
 from trainables.diagnostics import Diagnostic
-from trainables.errors import shortened
+from trainables.errors import shortened, some
 from trainables.model.family import family
 
 #: Names in a results folder that are not studies.
@@ -59,7 +59,7 @@ class StudySpec(Section):
     sensitivity: SensitivitySection | None = Field(
         default=None, description="other learning rates at the crossings; by default none"
     )
-    diagnostics: tuple[Diagnostic, ...] = Field(
+    diagnostics: Annotated[tuple[Diagnostic, ...], AfterValidator(distinct)] = Field(
         default=(),
         description="what is measured of the layers at the start and at each evaluation; by default nothing",
     )
@@ -67,8 +67,10 @@ class StudySpec(Section):
         default_factory=ResourcesSection, description="devices, storage, and assumptions of the estimates"
     )
     tracking: TrackingSection = Field(default_factory=TrackingSection, description="the MLflow store")
-    vary: dict[str, tuple[Value, ...]] | None = Field(
+    vary: dict[str, Annotated[tuple[Value, ...], Field(min_length=2)]] | None = Field(
         default=None,
+        min_length=1,
+        max_length=1,
         description="a key and its values, such as {data.hops: [1, 2, 4]}: a series of studies that differ only in "
         "this key, each with a report, and one page that compares them",
     )
@@ -142,7 +144,6 @@ class StudySpec(Section):
                 f"`resources.shard_vocabulary` is always, but the accuracy of the task `{self.data.kind}` is computed "
                 "from whole logits; set it to never: the vocabulary of a task is small"
             )
-        refuse_repeats("diagnostics", self.diagnostics)
         if self.sensitivity is not None and len(self.search.lr_factors) > 1:
             raise ValueError(
                 f"`sensitivity` trains at other learning rates, but `search.lr_factors` already has "
@@ -172,27 +173,20 @@ def members(spec: StudySpec) -> dict[int | float | str, StudySpec]:
     """Return the studies of a series by the value of the key that is varied, each named `SERIES-KEY-VALUE`.
 
     Raises:
-        ValueError: `vary` has not exactly one key, or fewer than two values, its key cannot vary, or the study is wrong
-            with one of the values.
+        ValueError: the key of `vary` cannot vary, or the study is wrong with one of the values.
     """
-    vary = spec.vary or {}
-    if len(vary) != 1:
-        raise ValueError(
-            f"`vary` has {f'{len(vary)} keys' if vary else 'no key'}, and a series varies exactly one; write for "
-            "example `vary: {training.tokens: [1e6, 3e6]}`"
-        )
-    ((key, values),) = vary.items()
+    ((key, values),) = (spec.vary or {}).items()
     if key.split(".")[0] in NOT_VARIED:
         raise ValueError(
             f"`vary` has the key `{shortened(key)}`, which is the same for all studies of a series; name a key of "
             "another section, such as `training.tokens`"
         )
-    if len(values) < 2:
-        raise ValueError(f"`vary.{key}` has {len(values)} value, and a series compares at least two studies")
-    refuse_repeats(f"vary.{key}", _slugs(key, values))
+    slugs = _slugs(key, values)
+    if len(set(slugs)) < len(slugs):
+        raise ValueError(f"`vary.{key}` needs a name of its own for each study, and has {some(slugs)}")
     raw = spec.model_dump(mode="json", exclude={"vary"}, exclude_unset=True)
     found = {}
-    for value, slug in zip(values, _slugs(key, values), strict=True):
+    for value, slug in zip(values, slugs, strict=True):
         try:
             # One experiment for all, so that MLflow shows the series in one table.
             member = yaml_file.changed(raw, {key: value, "tracking.experiment": spec.experiment})

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from study.errors import SpecError
-from study.spec.section import Depth, Section, Seed, Width, read_size, refuse_repeats
+from study.spec.section import Depth, Distinct, Section, Seed, Width, read_size
 from trainables.cell import Base, Precision, Recipe, RecipeFields, Shape
 from trainables.errors import shortened, some
 
@@ -53,13 +53,11 @@ class TableRate(Section):
 
     rule: Literal["table"] = Field(description="a rate for each shape")
     values: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        description="rates by shape, such as `L2-d16: 0.02`"
+        min_length=1, description="rates by shape, such as `L2-d16: 0.02`"
     )
 
     @model_validator(mode="after")
     def _names(self) -> Self:
-        if not self.values:
-            raise ValueError("`values` is empty; give a rate for each shape, such as `L2-d16: 0.02`")
         for name in self.values:
             if not re.fullmatch(r"L[1-9]\d*-d[1-9]\d*", name):
                 raise ValueError(f"`{shortened(name)}` names no shape; write depth and width as `L2-d16`")
@@ -135,7 +133,7 @@ class TrainingSection(Section, RecipeFields):
         description="peak learning rate, a number or a rule; by default min(0.01, 0.3/width), for muon 0.02",
     )
     seeds: Annotated[
-        Annotated[int, Field(ge=1, le=10_000), Tag("count")] | Annotated[tuple[Seed, ...], Tag("list")],
+        Annotated[int, Field(ge=1, le=10_000), Tag("count")] | Annotated[Distinct[Seed], Tag("list")],
         Discriminator(_list_or_count),
     ] = Field(default=3, description="how many (0, 1, …), or which")
 
@@ -191,8 +189,4 @@ class TrainingSection(Section, RecipeFields):
                 "`optimizer: muon` needs no rate by width, because its steps have the same size in every shape; use "
                 "`lr: {rule: fixed, value: 0.02}` with a value of your own"
             )
-        if isinstance(self.seeds, tuple):
-            if not self.seeds:
-                raise ValueError("`seeds` is empty; give a number of seeds or a list such as [0, 1, 2]")
-            refuse_repeats("seeds", self.seeds)
         return self

@@ -3,7 +3,7 @@
 import copy
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from glob import escape, has_magic
 from importlib import resources
 from pathlib import Path
@@ -111,11 +111,12 @@ def changed(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
     result: dict[str, Any] = copy.deepcopy(dict(raw))
     _follow_data(result, changes)
     _follow_names(result, changes)
-    for key, value in changes.items():
-        if value is not None:
-            _drop(result, _REPLACES.get(key, ()), changes)
+    gone = [old for key, value in changes.items() if value is not None for old in _REPLACES.get(key, ())]
     if changes.get("data.tokenizer") == "bytes":
-        _drop(result, ["data.vocabulary"], changes)
+        gone.append("data.vocabulary")
+    for section, _, name in (key.partition(".") for key in gone if key not in changes):
+        if isinstance(result.get(section), dict):
+            result[section].pop(name, None)
     for key, value in changes.items():
         _assign(result, key, value)
     return result
@@ -150,23 +151,27 @@ def resolve_relative_paths(raw: dict[str, Any], folder: Path) -> None:
 
     Paths that start with `~` stay as they are. Values of a wrong type are left for the checks of the spec.
     """
-    data = raw.get("data")
-    parts = data.get("parts") if isinstance(data, dict) else None
-    vary = raw.get("vary")
-    varied = vary if isinstance(vary, dict) else {}
-    for key, paths in varied.items():
-        if str(key).endswith(".path") and isinstance(paths, list):
-            varied[key] = [_from(folder, path) if isinstance(path, str) else path for path in paths]
-    nested = [part.get("data") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-    for source in (data, *nested):
-        if isinstance(source, dict) and isinstance(source.get("path"), str):
-            source["path"] = _from(folder, source["path"])
-        elif isinstance(source, dict) and isinstance(source.get("path"), list):
-            source["path"] = [_from(folder, p) if isinstance(p, str) else p for p in source["path"]]
+    vary: Any = raw.get("vary")
+    for key, paths in vary.items() if isinstance(vary, dict) else ():
+        if str(key).endswith(".path"):
+            vary[key] = _from(folder, paths)
+    _resolve(raw.get("data"), folder)
 
 
-def _from(folder: Path, path: str) -> str:
-    if not path or path.startswith("~") or Path(path).is_absolute():
+def _resolve(data: Any, folder: Path) -> None:
+    if not isinstance(data, dict):
+        return
+    if "path" in data:
+        data["path"] = _from(folder, data["path"])
+    parts = data.get("parts")
+    for part in parts if isinstance(parts, list) else ():
+        _resolve(part.get("data") if isinstance(part, dict) else None, folder)
+
+
+def _from(folder: Path, path: Any) -> Any:
+    if isinstance(path, list):
+        return [_from(folder, one) for one in path]
+    if not isinstance(path, str) or not path or path.startswith("~") or Path(path).is_absolute():
         return path
     # A `[` in the name of the folder is not part of a pattern.
     # `Path.exists` raises an error if the name is too long for the system.
@@ -201,38 +206,23 @@ def _follow_names(result: dict[str, Any], changes: Mapping[str, Any]) -> None:
         result["search"] = {key: value for key, value in search.items() if key in kept}
 
 
-def _drop(result: dict[str, Any], keys: Iterable[str], changes: Mapping[str, Any]) -> None:
-    """Remove keys that the changes do not set."""
-    for key in keys:
-        *sections, name = key.split(".")
-        table: Any = result
-        for section in sections:
-            table = table.get(section) if isinstance(table, dict) else None
-        if key not in changes and isinstance(table, dict):
-            table.pop(name, None)
-
-
 def _assign(result: dict[str, Any], key: str, value: Any) -> None:
     parts = key.split(".")
-    shown = shortened(key, 120)
     here: Any = result
     for depth, part in enumerate(parts):
-        done = shortened(".".join(parts[:depth]), 120)
-        is_number = re.fullmatch(r"\d{1,9}", part) is not None
+        place = f"`{shortened(key, 120)}`: `{shortened('.'.join(parts[:depth]), 120)}` is"
+        number = int(part) if re.fullmatch(r"\d{1,9}", part) else None
         if isinstance(here, list):
-            if not is_number or int(part) >= len(here):
-                raise SpecError(
-                    f"`{shown}`: `{done}` is a list of {len(here)}; `{shortened(part)}` is none of its places."
-                )
-            slot: Any = int(part)
+            if number is None or number >= len(here):
+                raise SpecError(f"{place} a list of {len(here)}; `{shortened(part)}` is none of its places.")
+            slot: Any = number
         elif isinstance(here, dict):
             # YAML reads the keys of `widths` as numbers.
-            slot = int(part) if is_number and part not in here else part
+            slot = part if number is None or part in here else number
+            if here.get(slot) is None:
+                here[slot] = {}
         else:
-            raise SpecError(f"`{shown}`: `{done}` is the value {show(here)} and has no keys.")
+            raise SpecError(f"{place} the value {show(here)} and has no keys.")
         if depth == len(parts) - 1:
             here[slot] = value
-        else:
-            if isinstance(here, dict) and here.get(slot) is None:
-                here[slot] = {}
-            here = here[slot]
+        here = here[slot]

@@ -9,21 +9,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from analysis.design.assumed_truth import MEANINGS, assumed_truth
 from analysis.errors import InputError
 from analysis.fit.document import fit
 from analysis.law.threshold_law import LEVINE2020
 from analysis.runs.table import RunTable
-from study.commands.power import (
-    MEANINGS,
-    STUDIES,
-    assumed,
-    parse_assumptions,
-    plan_power,
-    power_view,
-    shapes_of_plan,
-)
+from study.commands.power import parse_assumptions, plan_power, power_view, shapes_of_plan
 from study.errors import SpecError
 from study.plan.plan import make_plan
+from study.results.recommend import read_fit
 from study.spec.study import load_spec
 from tests.simulated_study import Truth, shapes_of, simulate
 from tests.study.small import SMALL
@@ -34,7 +28,12 @@ def planned(*overrides, spec=SMALL):
 
 
 def assumptions(plan, *given, pilot=None):
-    return assumed(plan, shapes_of_plan(plan), parse_assumptions(given), pilot)
+    fit = None if pilot is None else read_fit(pilot)
+    return assumed_truth(shapes_of_plan(plan), parse_assumptions(given), fit, plan.entropy)
+
+
+def power_of(plan, *given):
+    return plan_power(plan, given, None, 5)
 
 
 def means(truth, shapes):
@@ -162,24 +161,23 @@ def test_a_wrong_assumption_is_refused_with_the_fix(given, message):
 
 
 def test_a_law_that_no_model_could_follow_is_refused():
-    with pytest.raises(SpecError, match=r"a = 30, b = 10 puts the crossing of depth 4 at a width of e\^70"):
+    with pytest.raises(InputError, match=r"a = 30, b = 10 puts the crossing of depth 4 at a width of e\^70"):
         assumptions(planned(), "a=30", "b=10")
 
 
 def test_assumptions_that_make_a_loss_negative_are_refused():
     with pytest.raises(InputError, match="a loss is positive"):
-        plan_power(planned(), ["slope=5", "loss=0.5"], studies=5)
+        power_of(planned(), "slope=5", "loss=0.5")
 
 
 def test_a_plan_of_one_depth_is_refused():
     with pytest.raises(SpecError, match="has depth 2 only, and a crossing is between two depths"):
-        plan_power(planned("frontier.depths=[2]"))
+        power_of(planned("frontier.depths=[2]"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--studies", "1"], "simulate between 5 and 10000"),
         (["--fit", "absent.json"], "absent.json cannot be read"),
         (["--assume", "noize=0.1"], "did you mean `noise`?"),
     ],
@@ -231,7 +229,7 @@ def test_people_get_tables_that_fit_80_columns(command):
 
 def test_notes_name_what_is_left_out():
     plan = planned("search={sampler: tpe, candidates: 2, lr_factors: [0.5, 1]}", "frontier.depths=[1, 2]")
-    notes = " ".join(plan_power(plan, studies=5).notes)
+    notes = " ".join(power_of(plan).notes)
     assert "The search (tpe) chooses its own cells" in notes
     assert "has 2 learning rates" in notes
     assert "more seeds help less than shown" in notes
@@ -240,9 +238,9 @@ def test_notes_name_what_is_left_out():
 
 def test_a_study_of_two_depths_is_shown_without_a_law():
     search = "search={sampler: crossing, max_cells: 9, objective: crossings}"
-    power = plan_power(planned(search, "frontier.depths=[1, 2]"), studies=5)
+    power = power_of(planned(search, "frontier.depths=[1, 2]"))
     assert any("(crossing) chooses its own cells" in note for note in power.notes)
-    power = plan_power(planned("frontier.depths=[1, 2]"), studies=5)
+    power = power_of(planned("frontier.depths=[1, 2]"))
     assert not any("(crossing)" in note for note in power.notes)
     assert power.estimate.statuses["insufficient"] == 1
     console = Console(width=80, file=io.StringIO())
@@ -251,9 +249,3 @@ def test_a_study_of_two_depths_is_shown_without_a_law():
     assert "none in 100%" in text
     assert re.search(r"the plan +x1.0 +open +- +0%", text)
     assert "plan a third depth" in text
-
-
-def test_the_help_shows_how_many_studies_are_simulated(command):
-    status, out, _ = command("power", "--help")
-    assert status == 0
-    assert f"({STUDIES})" in re.sub(r"[\s│]+", " ", out)

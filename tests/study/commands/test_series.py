@@ -81,13 +81,13 @@ def test_a_key_replaces_what_it_excludes():
     ("vary", "said"),
     [
         ("{training.stps: [1, 2]}", "with `training.stps` 1: `training.stps` is not a key; allowed: "),
-        ("{training.steps: [10]}", "has 1 value, and a series compares at least two"),
-        ("{training.steps: [10, 10]}", "has 10 more than once"),
+        ("{training.steps: [10]}", "it should have at least 2 items"),
+        ("{training.steps: [10, 10]}", "a name of its own for each study, and has 10, 10"),
         ("{training.steps: [10, true]}", "`vary.training.steps.1` is True"),
         ("{data.levels: [5, 9]}", "with `data.levels` 9: "),
         ("{name: [a, b]}", "has the key `name`"),
-        ("{}", "has no key"),
-        ("{training.steps: [1, 2], training.batch: [1, 2]}", "has 2 keys"),
+        ("{}", "it should have at least 1 item"),
+        ("{training.steps: [1, 2], training.batch: [1, 2]}", "it should have at most 1 item"),
         ("3", "it should be a section"),
     ],
 )  # fmt: skip

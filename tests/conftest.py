@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,14 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Ray's core reads it when it is first imported, which a test may do before any session of ours is there to set it.
 os.environ["RAY_AUTH_MODE"] = "token"
+# The list of fonts, which matplotlib would make again in the empty cache folder of every test.
+os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
+
+
+@pytest.fixture(autouse=True)
+def no_measured_speed(tmp_path, monkeypatch):
+    """Plans do not follow a speed that this machine was measured with, nor one that another test measures."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def pytest_addoption(parser):

@@ -177,7 +177,8 @@ def test_cells_that_failed_are_in_the_answer(tmp_path, monkeypatch):
     assert line.endswith("; 1 more).")
     assert answer._repr_html_().count("cells failed") == 1
     read = interplay.fit(spec, results=tmp_path)
-    assert (read.failed, read.to_json()) == (answer.failed, answer.to_json())
+    assert read.failed == answer.failed
+    assert read.to_json() == answer.to_json()
 
 
 @pytest.mark.parametrize(

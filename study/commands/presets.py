@@ -15,7 +15,7 @@ from study.spec.study import load_spec, studies
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Every preset as a record: group, name, description, claim, cells, hours, device, and its recorded result or None."""
+    """Every preset as a record: group, name, description, claim, size, cost, and its recorded result or None."""
     text = (resources.files("study") / "commands" / "presets.yaml").read_text(encoding="utf-8")
     records = []
     for group, presets in yaml.safe_load(text).items():

@@ -135,7 +135,7 @@ def search_notes(plan: Plan) -> list[str]:
 
 
 def _count(number: float) -> str:
-    """Return a number of parameters or tokens: all digits below 100 thousand, else three, with B for 10⁹ as in specs."""
+    """Return a number of parameters or tokens: all digits below 100 thousand, else three; B is 10⁹ as in specs."""
     return f"{number:,.0f}" if number < 1e5 else short(number).replace("G", "B")
 
 

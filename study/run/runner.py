@@ -199,9 +199,6 @@ class _Run:
         self._announce()
         spec, resources, cluster = self.spec, self.spec.resources, self.cluster
         slots = self._slots()
-        total = self.search.total + self.recorder.sensitivity_cells
-        viewer = Viewer(self.plan, slots.devices, total, self.console)
-        viewer.add_finished(self._done())
         with ExitStack() as stack:
             if cluster:
                 # From here on machines are requested, by the packing before all trials.
@@ -213,11 +210,13 @@ class _Run:
             if repeated := repeat_warning(self.plan.planner.epochs_of(windows)):
                 self._warn(repeated)
             self.check_interrupt()
+            self._time_steps()
             if cluster is None:
-                self._time_steps()
                 with self.console.status("starting Ray"):
                     stack.enter_context(private_ray(slots))
             self.check_interrupt()
+            viewer = Viewer(self.plan, slots.devices, self._total, self.console)
+            viewer.add_finished(self._done())
             self.recorder.viewer = viewer
             if self.console.is_terminal:
                 stack.enter_context(viewer.live)
@@ -232,7 +231,7 @@ class _Run:
 
     def _time_steps(self) -> None:
         """Time a few steps, if this machine has not yet timed such cells, and say how long the study takes."""
-        if not is_worth_timing(self.plan):
+        if not self._is_worth_timing():
             return
         try:
             with self.console.status("timing a few steps"):
@@ -240,8 +239,15 @@ class _Run:
         except (SpecError, OSError) as error:
             self._warn(f"The times of the plan stay estimates: {error}")
         else:
-            plan = make_plan(self.spec)
-            self.console.print(f"By a few steps on this machine: {self._time(plan)}.")
+            self.plan = with_recorded(make_plan(self.spec), self.rows)
+            self.console.print(f"By a few steps on this machine: {self._time()}.")
+
+    def _is_worth_timing(self) -> bool:
+        return self.cluster is None and is_worth_timing(self.plan, 1 - len(self._done()) / self._total)
+
+    @property
+    def _total(self) -> int:
+        return self.search.total + self.recorder.sensitivity_cells
 
     def _slots(self) -> Slots:
         """The slots of the cluster or of this machine, which are refused if they cannot hold all cells."""
@@ -273,15 +279,15 @@ class _Run:
         ended = {key: row for key, row in self.rows.items() if row.status != "failed"}
         return {key: row.loss for key, row in ended.items() if not row.purpose}
 
-    def _time(self, plan: Plan) -> str:
-        return f"about {duration(plan.hours * 3600)} for all on {plan.slots} slots"
+    def _time(self) -> str:
+        return f"about {duration(self.plan.hours * 3600)} for all on {self.plan.slots} slots"
 
     def _announce(self) -> None:
-        plan, total, done = self.plan, self.search.total + self.recorder.sensitivity_cells, len(self._done())
+        plan, total, done = self.plan, self._total, len(self._done())
         failed = sum(row.status == "failed" for row in self.rows.values())
         most = "at most " if plan.search.chooses_cells else ""
         again = f", {failed} failed before and tried again" if failed else ""
-        time = "" if self.cluster is None and is_worth_timing(plan) else f", {self._time(plan)}"
+        time = "" if self._is_worth_timing() else f", {self._time()}"
         self.console.print(f"[bold]{plan.name}[/]: {most}{total} cells, {done} done{again}{time}.")
 
 

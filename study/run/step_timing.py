@@ -22,12 +22,17 @@ LIMIT = 300.0
 WORTH_SECONDS = 30.0
 
 
-def is_worth_timing(plan: Plan) -> bool:
-    """Whether no cells of the plan's recipe were timed on this machine, and the study takes more than seconds."""
+def is_worth_timing(plan: Plan, left: float = 1.0) -> bool:
+    """Whether no cells of the plan's recipe were timed on this machine, and what is left takes more than seconds.
+
+    Args:
+        plan: of the study.
+        left: share of its cells that are not trained yet.
+    """
     planner, speed = plan.planner, plan.planner.speed
     is_here = machine(planner.layouts.device) is not None
     known = speed is not None and speed.recipe == deciding(planner.recipe, planner.layouts.vocabulary)
-    return is_here and not known and plan.hours * 3600 >= WORTH_SECONDS and bool(tried_cells(plan))
+    return is_here and not known and left * plan.hours * 3600 >= WORTH_SECONDS and bool(tried_cells(plan))
 
 
 def tried_cells(plan: Plan) -> list[PlannedCell]:

@@ -3,14 +3,7 @@
 import pytest
 
 from study import cli
-from study.plan import speed
 from study.tracking.mlflow_store import Experiment, tracking_uri
-
-
-@pytest.fixture(autouse=True)
-def no_measured_speed(tmp_path, monkeypatch):
-    """Plans do not follow a speed that this machine was measured with."""
-    monkeypatch.setattr(speed, "_file", lambda: tmp_path / "cache" / "speed.json")
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,12 @@ from study.spec.devices import DEVICES
 from study.spec.study import load_spec
 
 CPU = DEVICES["cpu"]
-FILE = speed._file
 SPEC = ("quickstart", ["frontier.budgets=[1730, 15600]", "training.seeds=1"])
 
 
-@pytest.fixture(autouse=True)
-def cache(no_measured_speed, tmp_path, monkeypatch):
-    monkeypatch.setattr(speed, "_file", FILE)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "interplay" / "speed.json"
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache" / "interplay" / "speed.json"
 
 
 def costs(*names):
@@ -94,7 +91,7 @@ def test_the_record_of_the_same_recipe_comes_before_a_newer_one_and_replaces_an_
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"work": 2}]', '{"a": 1}'])
 def test_a_damaged_file_counts_as_none_and_is_replaced(cache, text):
-    cache.parent.mkdir()
+    cache.parent.mkdir(parents=True)
     cache.write_text(text)
     plan = make_plan(load_spec(*SPEC))
     assert plan.planner.speed is None

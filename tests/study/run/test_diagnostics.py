@@ -51,7 +51,7 @@ def test_a_spec_names_diagnostics_and_its_cells_stay_the_same_cells(plan):
     ("overrides", "words"),
     [
         (["diagnostics=[rnk]"], "'rnk'; allowed: rank, layer_drop, induction"),
-        (["diagnostics=[rank, rank]"], "`diagnostics` has rank more than once"),
+        (["diagnostics=[rank, rank]"], "In `diagnostics`: rank is there more than once"),
         (
             ["diagnostics=[rank]", "resources.tensor_parallel=2", "resources.slots=2"],
             "set tensor_parallel to 1",

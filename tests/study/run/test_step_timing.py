@@ -25,6 +25,7 @@ def test_a_study_of_seconds_is_not_worth_it_and_no_study_twice(monkeypatch):
     assert not is_worth_timing(make_plan(load_spec("quickstart", ["training.steps=1"])))
     plan = make_plan(load_spec("quickstart", ["training.steps=100000"]))
     assert is_worth_timing(plan)
+    assert not is_worth_timing(plan, left=1e-6)
     planner = plan.planner
     speed.keep(
         speed.Speed(

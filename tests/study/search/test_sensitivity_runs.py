@@ -148,8 +148,8 @@ def test_sensitivity_runs_wait_while_a_cell_of_the_search_runs(spec, plan):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"sensitivity": {"lr_factors": []}}, "is empty; write"),
-        ({"sensitivity": {"lr_factors": [0.5, 0.5]}}, "0.5 more than once"),
+        ({"sensitivity": {"lr_factors": []}}, "list is empty; give"),
+        ({"sensitivity": {"lr_factors": [0.5, 0.5]}}, "0.5 is there more than once"),
         ({"sensitivity": {"lr_factors": [1, 2]}}, "has 1, which is the study itself"),
         ({"sensitivity": {"factors": [2]}}, "factors"),
         ({"sensitivity": {}, "search": {"lr_factors": [0.5, 1]}}, "already has 2 per shape"),

@@ -59,6 +59,6 @@ def test_a_study_shares_all_through_an_object_store_and_a_killed_trial_goes_on_f
             "checkpoints",
             "models",
         } == set()
-        exported = laptop.run("export", key, "--out", "model")
+        exported = laptop.run("export", "tiny", key, "--out", "model")
         assert exported.returncode == 0, exported.stderr
         assert (tmp_path / "model" / "model.safetensors").is_file()

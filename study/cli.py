@@ -370,12 +370,26 @@ def audit(
     vocabulary: Annotated[int | None, typer.Option(help="with --depth and --width: number of tokens")] = None,
     law: Annotated[str | None, typer.Option(help="a published law: levine2020 (default) or liu2026")] = None,
     fit_file: FitOption = None,
+    known: Annotated[
+        bool, typer.Option("--known", help="well-known models by both laws and the Gemstones table instead")
+    ] = False,
+    figure: Annotated[
+        Path | None, typer.Option(help="with --known: write a figure, as PNG, SVG or PDF by the ending")
+    ] = None,
     within: WithinOption = WITHIN,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare an existing model with the law: too deep, too shallow, or within the interval."""
+    """Compare existing models with a law: too deep, too shallow, or within the interval."""
     from study.commands.audit import audit_models, audit_view
 
+    if known:
+        from study.commands.audit import audit_known, known_view
+
+        models = audit_known(within, figure, others=(configs, depth, width, vocabulary, law, fit_file))
+        show([item.to_json() for item in models], known_view(models, within), as_json=as_json)
+        return
+    if figure is not None:
+        raise AnalysisError("--figure draws the well-known models; add --known.")
     audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, within)
     show([item.to_json() for item in audits], audit_view(audits), as_json=as_json)
 

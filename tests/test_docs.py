@@ -21,7 +21,12 @@ PAGES = (
     "CONTRIBUTING.md",
     "docs/answer.md",
     "docs/coverage.md",
-    "docs/depth.md",
+    "docs/evidence.md",
+    "docs/how-to.md",
+    "docs/known-models.md",
+    "docs/published-claims.md",
+    "docs/reference.md",
+    "docs/tutorial.md",
     "docs/search.md",
     "docs/spec.md",
     "docs/theory.md",
@@ -37,7 +42,7 @@ ELSEWHERE = {
     "make fuzz": "test_fuzz.py, for a minute instead of an hour",
     "make lint": "as above",
     "make study": "test_quickstart.py, by the same target",
-    "interplay run quickstart": "test_quickstart.py, through `make study`",
+    "make evidence": "nothing: it takes an hour; tests/study/spec/test_presets.py plans its study",
     "make bench": "test_bench.py runs its quick parts; the whole takes ten minutes",
     **dict.fromkeys(
         (
@@ -49,6 +54,7 @@ ELSEWHERE = {
     ),
     ".venv/bin/python -m tests.bench plan": "test_bench.py, with the interpreter it has",
     "torchrun --nproc-per-node 2 -m trainables cell.json --tensor-parallel 2": "test_parallel.py, on another cell",
+    "interplay export text L4-d24-s0 --out model": "tests/study/results/test_export.py, another study",
     "interplay report quickstart": "tests/study/commands/test_series.py, another study",
     "interplay ui": "test_ui.py, which also ends it",
     "interplay cluster check cluster/aws.yaml": "tests/cluster/test_check.py, with the placeholders filled in",
@@ -106,15 +112,16 @@ ELSEWHERE = {
 AFTER_QUICKSTART = (
     "interplay recommend --fit results/quickstart/fit.json 5e4 1e5",
     "interplay fit mlflow:quickstart --json",
-    "interplay export quickstart L4-d24-s0 --out model",
+    "interplay export quickstart L4-d14-s0 --out model",
     "interplay mirror quickstart",
 )
 #: Commands that train, run with the slow tests, and what else cuts them short.
 SLOW = {
     "interplay run text data.path=corpus.txt": "",
-    "interplay run quickstart resources.tensor_parallel=2": "",
-    "interplay run quickstart 'vary={training.parametrisation: [sp, completep]}' name=transfer": " "
+    "interplay run text resources.tensor_parallel=2": "",
+    "interplay run text 'vary={training.parametrisation: [sp, completep]}' name=transfer": " "
     "frontier.budgets=[1730,4800]",
+    "interplay run my-study.yaml": "",
     "interplay run frontier-search": " training.steps=60 frontier.budgets=[3500,8000]",
     "interplay run quickstart-search": " search.max_cells=8",
     "interplay run rank-collapse": " frontier.depths=[2,6]",
@@ -140,6 +147,8 @@ def run(command, folder, start=interplay):
     command, _, target = command.partition(" > ")
     name, *arguments = shlex.split(command)
     assert name == "interplay"
+    if "my-study.yaml" in arguments:
+        assert start(folder, "init", "my-study", "--data", "corpus.txt", "--hours", "1").returncode == 0
     done = start(folder, *arguments)
     if target:
         (folder / target).write_text(done.stdout)
@@ -181,7 +190,7 @@ def test_a_command_of_the_pages_works(command, folder):
 
 
 def with_tier(command):
-    """Mark the series and the presets of docs/depth.md, which train alike, as extended."""
+    """Mark the series and the presets of docs/published-claims.md, which train alike, as extended."""
     alike = ("rank-collapse", "induction", "hops", "connectivity", "one-wide-layer")
     is_alike = "vary=" in command or command.split()[2] in alike
     return pytest.param(command, marks=pytest.mark.extended if is_alike else pytest.mark.slow)
@@ -201,7 +210,7 @@ def test_a_training_command_of_the_pages_works(command, folder, ray, monkeypatch
     short = " training.steps=20 training.seeds=1 frontier.depths=[1,2]"
     done = run(command + short + SLOW[command], folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    name = "transfer" if "name=transfer" in command else command.split()[2]
+    name = "transfer" if "name=transfer" in command else Path(command.split()[2]).stem
     assert (folder / "results" / name / "report.html").is_file()
 
 

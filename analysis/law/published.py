@@ -29,7 +29,7 @@ class AdditiveLaw:
         skipped: layers that do not count.
         covariance: of (ln c_m, alpha_m, ln c_l, alpha_l); intervals are first-order in these four.
         source: where it comes from, in words.
-        depth_range: smallest and largest depth it was fitted on.
+        depth_range, params_range: smallest and largest depth and number of parameters it was fitted on.
     """
 
     c_m: float
@@ -40,6 +40,7 @@ class AdditiveLaw:
     covariance: tuple[Row, Row, Row, Row]
     source: str
     depth_range: tuple[float, float]
+    params_range: tuple[float, float]
 
     def loss(self, params: float, depth: float) -> float:
         """The part of the loss that depends on the shape, nats per token; infinite if no layer counts."""
@@ -166,6 +167,7 @@ LIU2026 = AdditiveLaw(
     ),
     source="Liu et al. 2026 (arXiv 2602.05970)",
     depth_range=(12, 47),
+    params_range=(1.2e8, 1.6e10),
 )
 
 PublishedLaw = ThresholdLaw | AdditiveLaw

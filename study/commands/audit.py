@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -17,6 +18,10 @@ from analysis.numbers import short, span
 from analysis.tables import Column, Table
 from study.results.recommend import NamedFit, named_fit, shapes_by
 from study.results.tables import rich_table
+
+if TYPE_CHECKING:
+    # Its fit loads the numerical libraries.
+    from study.results.known_models import Finding, KnownModel
 
 #: What a verdict rests on, by `Shape.source`.
 _SOURCES = {
@@ -100,6 +105,59 @@ def audit_view(audits: Sequence[Audit]) -> RenderableType:
         parts.append(Text())
     legend = f"N is 12·L·d², as in the law. Intervals: {_level(audits[0])}at fixed N; lost: nats per token."
     return Group(*parts, _table(audits), Text(legend, style="dim"))
+
+
+def audit_known(
+    within: float = WITHIN, figure: Path | None = None, others: Sequence[object] = ()
+) -> list["KnownModel"]:
+    """Compare the well-known models with both published laws and the Gemstones table, and draw them into `figure`.
+
+    Raises:
+        InputError: one of `others`, which name another model or law, is not None; `within` is no positive number; or
+            the figure cannot be written.
+    """
+    if any(value is not None for value in others):
+        raise InputError(
+            "--known compares a list of models with all laws; leave out every other model and law."
+        )
+    from study.results.known_models import known_models
+
+    models = known_models(within)
+    if figure is not None:
+        from study.results.known_figure import known_figure, write_figure
+
+        write_figure(known_figure(models, within), figure)
+    return models
+
+
+def known_view(models: Sequence["KnownModel"], within: float) -> RenderableType:
+    """Return the table of the well-known models for a terminal of 80 columns, and how to read it."""
+    columns = (
+        Column("model", right=False), Column("L × d"), Column("N"), Column("Levine"), Column("Liu"), Column("lost"),
+        Column("table"), Column("lost"), Column("verdict", right=False),
+    )  # fmt: skip
+    rows = []
+    for known in models:
+        levine, *others = known.findings
+        cells: list[str] = [_in_brackets(levine, "-" if levine.best is None else str(levine.best.depth))]
+        for finding in others:
+            near = finding.near
+            cells.append("-" if near is None else _in_brackets(finding, near.depths_text))
+            cells.append("-" if near is None or near.lost is None else f"{near.lost:.3f}")
+        shape = f"{known.model.depth}×{known.model.width}"
+        rows.append((known.model.name, shape, short(known.model.law_params, 2), *cells, known.verdict))
+    laws = [finding.law for finding in models[0].findings]
+    legend = (
+        f"Levine: best depth by the law of {laws[0]}, with no loss. Liu, table: the depths within {within:g} nats of "
+        f"the best and the nats that the model loses, by the law of {laws[1]} and by a fit of the {laws[2]} table. In "
+        "brackets: the law was not fitted on models of this size and depth. N is 12·L·d². Verdict: of the laws of the "
+        "loss that were; no evidence: of neither. Training tokens, inference cost and long contexts are not part of it."
+    )
+    return Group(rich_table(Table("", columns, rows)), Text(legend, style="dim"))
+
+
+def _in_brackets(finding: "Finding", text: str) -> str:
+    return text if finding.inside else f"({text})"
 
 
 def _sentence(item: Audit) -> Text:

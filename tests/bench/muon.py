@@ -11,8 +11,8 @@ from trainables.progress import Result
 from trainables.train.loop import train
 
 #: A preset and one of its shapes.
-CASES = {"quickstart": (2, 40), "text": (2, 34)}
-#: Rates of Muon, the same for all shapes, and multiples of the preset's rate for AdamW; the first seed chooses.
+CASES = {"quickstart": (2, 26), "text": (2, 34)}
+#: Rates of Muon, the same for all shapes, and multiples of min(0.01, 0.3/width) for AdamW; the first seed chooses.
 MUON_RATES = (0.005, 0.01, 0.02, 0.04)
 ADAMW_FACTORS = (0.5, 1.0, 2.0)
 SEEDS = 3
@@ -27,8 +27,11 @@ def case(folder: Path, preset: str, depth: int, width: int) -> Figure:
     """Train a shape of a preset with both optimizers in turn."""
     planned = make_plan(load_spec(preset, ["training.seeds=1"])).cells
     cell = next(p.cell for p in planned if (p.cell.shape.depth, p.cell.shape.width) == (depth, width))
-    muon = cell.model_copy(update={"recipe": cell.recipe.model_copy(update={"optimizer": "muon"})})
-    rivals = [_at(cell, cell.lr * factor) for factor in ADAMW_FACTORS]
+    muon, adamw = (
+        cell.model_copy(update={"recipe": cell.recipe.model_copy(update={"optimizer": name})})
+        for name in ("muon", "adamw")
+    )
+    rivals = [_at(adamw, min(0.01, 0.3 / width) * factor) for factor in ADAMW_FACTORS]
     # In turn, so that both meet the same speed of the machine.
     theirs, ours = _best(folder, rivals), _best(folder, [_at(muon, rate) for rate in MUON_RATES])
     results: list[tuple[Result, Result]] = []

@@ -1,4 +1,4 @@
-"""The claims of presets in docs/depth.md, on a few of their own cells; the sources are in the presets."""
+"""The claims of presets in docs/published-claims.md, on a few of their own cells; the sources are in the presets."""
 
 import pytest
 

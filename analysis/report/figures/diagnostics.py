@@ -51,8 +51,8 @@ def figure(context: Context) -> Figure | None:
     if table is None:
         return None
     caption = (
-        "One line per depth: the mean over its runs, shaded from the lowest to the highest. docs/depth.md defines the "
-        "measures."
+        "One line per depth: the mean over its runs, shaded from the lowest to the highest. docs/reference.md defines "
+        "the measures."
     )
     title = "Inside the models, layer by layer"
     return Figure("diagnostics", title, caption, table, lambda: draw_diagnostics(table, context.colours))

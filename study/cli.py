@@ -36,7 +36,7 @@ RESULTS = Path("results")
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 app.add_typer(theory_app, name="theory")
 app.add_typer(cluster_app, name="cluster")
@@ -138,7 +138,7 @@ def plan(
         str | None, typer.Option(metavar="KEY", help="print one cell as JSON, for `python -m trainables`")
     ] = None,
 ) -> None:
-    """Show every cell of a study: parameters, tokens, FLOPs, memory, time and cost. Trains nothing."""
+    """Show the cells of a study with size, memory, time and cost. Trains nothing."""
     from study.commands import plan as verb
 
     if cell:
@@ -165,7 +165,7 @@ def power(
     studies: Annotated[int, typer.Option(help="number of simulated studies", min=5, max=10_000)] = 72,
     as_json: JsonOption = False,
 ) -> None:
-    """Simulate a study: how wide its intervals will be, also with more seeds or sizes. Trains nothing."""
+    """Simulate a study to see how wide its intervals will be. Also with more seeds or sizes. Trains nothing."""
     from study.commands.power import show_power
 
     show_power(spec, changes or (), assume or (), pilot, studies, as_json=as_json)
@@ -178,7 +178,7 @@ def try_(
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
-    """Time a few steps of a study's cells on this machine; its plans use the times from then on."""
+    """Time a few steps of a study's cells on this machine. Its plans use the times from then on."""
     from study.commands.try_steps import try_steps
 
     try_steps(spec, changes or (), results, as_json=as_json)
@@ -196,7 +196,7 @@ def run(
     ] = None,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Train the missing cells of a study, then fit and write the report. Run it again to resume."""
+    """Train what a study lacks, fit, and write its report. Run it again to resume."""
     from study.commands import run as verb
 
     named = {"resources.slots": slots, "resources.device": device}
@@ -241,7 +241,7 @@ def jobs(cluster: ClusterOption = None, address: AddressOption = None, as_json: 
 
 @app.command()
 def logs(job: JobArgument, cluster: ClusterOption = None, address: AddressOption = None) -> None:
-    """Print the log of a job and follow it to its end; the exit status is that of the study."""
+    """Print the log of a job and follow it to its end. The exit status is that of the study."""
     from study.cluster import submit as verb
 
     raise typer.Exit(verb.logs(job, cluster, address))
@@ -267,7 +267,7 @@ def status(
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which cells of a study are done, running, failed (and why) or missing; without a spec, list all studies."""
+    """Show what of a study is done, running, failed or missing. Without a spec, list all studies."""
     from study.commands.series import status as of_series
     from study.results.status import status as of_study
     from study.results.status import status_of_all
@@ -287,7 +287,7 @@ def mirror(
     changes: ChangesArgument = None,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Send the rows of a study that MLflow lacks, all of them to an empty store; `interplay run` does so as well."""
+    """Send MLflow the rows of a study that it lacks. An empty store gets all; `interplay run` does so as well."""
     from study.spec.study import load_spec, studies
     from study.tracking.mlflow_mirror import mirror_study
 
@@ -331,7 +331,7 @@ def report(
         typer.Option("--out", help="folder of the report; of a spec by default its results folder"),
     ] = None,
 ) -> None:
-    """Write `report.html`, figures, CSVs and `fit.json` of a run table, or those of a study anew."""
+    """Write the page, figures and tables of a study or run table. Those of a study are written anew."""
     from study.commands import fit as verb
     from study.results.sources import Reading
 
@@ -350,7 +350,7 @@ def recommend(
     within: WithinOption = WITHIN,
     as_json: JsonOption = False,
 ) -> None:
-    """Give the best depth and width for a size, with an interval, from a study's fit or a published law."""
+    """Give the best depth and width for a size. With an interval, from a study's fit or a published law."""
     from study.results.recommend import read_number
     from study.results.recommend import recommend as recommended
     from study.results.tables import recommendation_table
@@ -379,7 +379,7 @@ def audit(
     within: WithinOption = WITHIN,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare existing models with a law: too deep, too shallow, or within the interval."""
+    """Say whether models are too deep or too shallow, by a law."""
     from study.commands.audit import audit_models, audit_view
 
     if known:
@@ -405,7 +405,7 @@ def export(
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trained cell as a HuggingFace folder: safetensors, config, tokenizer, model card."""
+    """Write a trained cell as a HuggingFace folder. It has safetensors, config, tokenizer and model card."""
     from study.results.export import export_cell, export_text
 
     written = export_cell(spec, cell, out, results)
@@ -421,7 +421,7 @@ def ui(
     port: Annotated[int, typer.Option(help="port of the page", min=1, max=65535)] = 5000,
     uri: UriOption = None,
 ) -> None:
-    """Open MLflow's web page on the studies of a results folder or another store."""
+    """Open MLflow's web page on a results folder or another store."""
     from study.commands.ui import serve
 
     serve(results, host, port, Console(), uri)
@@ -442,7 +442,7 @@ def init(
         typer.Option(metavar="D", help="cpu, or a GPU such as a100-80gb; default: that of this machine"),
     ] = None,
 ) -> None:
-    """Write the file of a new study, with a comment for each choice, planned to a given time."""
+    """Write the file of a new study, planned to a given time. It has a comment for each choice."""
     from study.commands.init import init as written
 
     for sentence in written(name, data, hours, device, Path()):

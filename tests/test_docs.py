@@ -110,7 +110,7 @@ ELSEWHERE = {
 }
 #: Commands that need the rows of a quickstart, which test_quickstart.py has; it runs these.
 AFTER_QUICKSTART = (
-    "interplay recommend --fit results/quickstart/fit.json 5e4 1e5",
+    "interplay recommend --fit results/quickstart/fit.json 5e3 12e3",
     "interplay fit mlflow:quickstart --json",
     "interplay export quickstart L4-d14-s0 --out model",
     "interplay mirror quickstart",

@@ -8,8 +8,8 @@ from rich.console import Console
 
 app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Check the file of a cluster, price a study on it, and make its token. Starts no machine.",
+    rich_markup_mode=None,
+    help="Check the file of a cluster, and make its token. Also price a study on it. Starts no machine.",
 )
 
 FileArgument = Annotated[
@@ -34,7 +34,7 @@ def check_verb(
         bool, typer.Option("--json", help="one JSON document on stdout and nothing else")
     ] = False,
 ) -> None:
-    """Find mistakes in a cluster file before they cost money, and price a study. Uses no network."""
+    """Find mistakes in a cluster file, and price a study. Uses no network."""
     from study.cluster.check import check, check_view
 
     checked = check(file, spec, changes or ())
@@ -48,7 +48,7 @@ def check_verb(
 
 @app.command("token")
 def token_verb(file: FileArgument) -> None:
-    """Make the token of a cluster, readable by you alone; an existing one is kept."""
+    """Make the token of a cluster, readable by you alone. An existing one is kept."""
     from study.cluster.cluster_file import read
     from study.cluster.token import make_token
 

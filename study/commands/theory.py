@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Show what the theory predicts for a shape: bounds, and separation ranks of random networks.",
+    rich_markup_mode=None,
+    help="Show what the theory predicts for a shape. Bounds, and separation ranks of random networks.",
 )
 
 DepthOption = Annotated[int, typer.Option("--depth", help="L, number of layers")]
@@ -47,7 +48,7 @@ def bounds_verb(
 
 @app.command("example")
 def example_verb(as_json: JsonOption = False) -> None:
-    """Show the width a shallower model needs to match a deeper one: the example of Corollary 1."""
+    """Show the width that a shallower model needs to match a deeper one. The example of Corollary 1."""
     from analysis.theory import EXAMPLE, bounds, matching_width
 
     deep = bounds(*EXAMPLE)
@@ -72,7 +73,7 @@ def rank_verb(
     grid: Annotated[int, typer.Option(min=1, help="most inputs on each side, doubled from 32 on")] = 2048,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the exact separation rank of a random network and show it between its bounds."""
+    """Compute the exact separation rank of a random network. It is shown between its bounds."""
     from analysis.theory import bounds, separation_rank
 
     limits = bounds(depth, width, heads)

@@ -39,10 +39,11 @@ class Miss:
     @property
     def reason(self) -> str:
         """One sentence for people."""
-        where = f"depth {self.depth} at budget {self.budget:g}"
+        where = f"left out: depth {self.depth} at budget {self.budget:,.0f}"
         if self.taken_by is not None:
-            return f"{where}: its width {self.nearest_width} belongs to budget {self.taken_by:g} already"
-        return f"{where}: the nearest width {self.nearest_width} is {self.deviation:+.0%} off"
+            return f"{where}, whose width {self.nearest_width} belongs to budget {self.taken_by:,.0f} already"
+        side = "above" if self.deviation > 0 else "below"
+        return f"{where}, where the nearest width {self.nearest_width} is {abs(self.deviation):.0%} {side} it"
 
 
 class BudgetRange(Section):

@@ -405,6 +405,7 @@ def test_the_price_of_a_study_grows_with_its_work(laptop):
         (
             [
                 "resources.pool=cpu",
+                "training.optimizer=adamw",
                 "resources.tensor_parallel=16",
                 "frontier.heads=16",
                 "frontier.widths={1: [64]}",

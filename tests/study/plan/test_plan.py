@@ -281,7 +281,7 @@ def test_the_epochs_of_text_follow_from_its_limits_and_its_size(tmp_path: Path) 
 def test_depths_without_a_shape_are_listed_and_noted() -> None:
     plan = plan_of(SMALL, "frontier.tolerance=0.1")
     assert [(round(m.budget), m.depth, m.nearest_width) for m in plan.misses] == [(6197, 4, 12)]
-    assert any("depth 4 at budget 6196.77" in note and "+12% off" in note for note in plan.notes)
+    assert any("left out: depth 4 at budget 6,197" in note and "12% above" in note for note in plan.notes)
     assert plan.to_json()["misses"][0]["deviation"] == pytest.approx(0.115, abs=1e-3)
 
 

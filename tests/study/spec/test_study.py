@@ -88,7 +88,7 @@ def test_every_preset_loads_under_its_own_name_and_has_a_description() -> None:
 
 @pytest.mark.parametrize("name", ["quickstart", "text", "levine2020", "levine2020-wikipedia"])
 def test_a_written_spec_reads_back_the_same(name: str, tmp_path: Path) -> None:
-    spec = load_spec(name, ["training.seeds=[3, 5]", "training.lr.base=1e-3"])
+    spec = load_spec(name, ["training.seeds=[3, 5]", "training.weight_decay=0.02"])
     assert load_spec(write(tmp_path, spec.to_yaml())) == spec
 
 

@@ -249,21 +249,29 @@ def cost_table(runs: RunTable) -> Table:
     flops, models, silent = training_flops(runs)
     if models:
         unknown = f" (tokens unknown for {silent} rows)" if silent else ""
-        rows.append((f"training FLOPs, {FLOPS}·N·tokens", f"{flops:.2g} of {models} models{unknown}"))
+        name = "training FLOPs" if _has_flops(runs) else f"training FLOPs, {FLOPS}·N·tokens"
+        rows.append((name, f"{flops:.3g} of {models} models{unknown}"))
     return Table("cost", (Column("", right=False), Column("")), rows)
 
 
 def training_flops(runs: RunTable) -> tuple[float, int, int]:
     """FLOPs of the used rows' training, the number of models, and of rows without tokens.
 
+    The FLOPs are those of the table, as of a study's plan, or 6·N·tokens if it has none.
+
     Checkpoints of one model (equal shape, seed and learning rate) were trained once: the one with the most tokens
     counts.
     """
     known = runs.used[runs.used["tokens"].notna()]
     same = ["depth", "width", "params", "seed", "lr"]
-    models = known.groupby(same, dropna=False)["tokens"].max().reset_index()
-    flops = float((FLOPS * models["params"] * models["tokens"]).sum())
-    return flops, len(models), len(runs.used) - len(known)
+    counted = ["tokens", "flops"] if _has_flops(runs) else ["tokens"]
+    models = known.groupby(same, dropna=False)[counted].max().reset_index()
+    flops = models["flops"] if "flops" in counted else FLOPS * models["params"] * models["tokens"]
+    return float(flops.sum()), len(models), len(runs.used) - len(known)
+
+
+def _has_flops(runs: RunTable) -> bool:
+    return "flops" in runs.used and bool(runs.used["flops"].notna().all())
 
 
 def diverged_table(fit: Fit) -> Table | None:

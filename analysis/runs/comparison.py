@@ -154,6 +154,6 @@ def _warnings(rows: pd.DataFrame, runs: RunTable, choice: RateChoice, lost: pd.D
     if len(wide):
         yield (
             f"{len(wide)} of {len(rows)} runs have widths up to {wide['width'].max():g}, above the vocabulary of "
-            f"{wide['vocabulary'].min():g}: the rank of the embedding is a bottleneck there (Wies et al. 2021), and a "
-            "crossing among them is unreliable."
+            f"{wide['vocabulary'].min():g} tokens: the rank of the embedding is a bottleneck there (Wies et al. 2021), "
+            "and a crossing among them is unreliable."
         )

@@ -48,7 +48,7 @@ def bounds_verb(
 
 @app.command("example")
 def example_verb(as_json: JsonOption = False) -> None:
-    """Show the width that a shallower model needs to match a deeper one. The example of Corollary 1."""
+    """Show the width by which a shallower model matches a deeper. The example of Corollary 1."""
     from analysis.theory import EXAMPLE, bounds, matching_width
 
     deep = bounds(*EXAMPLE)

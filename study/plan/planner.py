@@ -75,7 +75,7 @@ class Planner:
         # The rank of the embedding is at most the vocabulary, so that more width adds less than its parameters suggest
         # (Wies, Levine, Jannai and Shashua 2021, arXiv 2105.03928).
         if shape.width > vocabulary:
-            flags = (f"width above the vocabulary of {vocabulary}", *flags)
+            flags = (f"width above the vocabulary of {vocabulary} tokens", *flags)
         rate = self.spec.training.rate(shape) * factor
         if not 0 < rate < math.inf:
             raise SpecError(

@@ -74,7 +74,7 @@ def facts(spec: "StudySpec", plan: "Plan", runs: "RunTable") -> dict[str, str]:
     return {
         "study": spec.description or spec.name,
         **({"claim": spec.claim} if spec.claim else {}),
-        "data": f"{spec.data.kind}, vocabulary {plan.vocabulary}, content {plan.cells[0].cell.data_key}",
+        "data": f"{spec.data.kind}, {plan.vocabulary} tokens in the vocabulary, content {plan.cells[0].cell.data_key}",
         "training": f"{recipe.tokens:,} tokens per cell ({recipe.steps:,} steps of {recipe.batch} × {recipe.context}), "
         f"precision {recipe.precision}",
         "cells": _cells(plan, runs),

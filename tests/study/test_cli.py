@@ -297,6 +297,14 @@ def test_a_measured_shape_without_noise_has_no_band_and_is_none_for_a_far_size(c
     assert "has no law that reaches" in err
 
 
+@pytest.mark.parametrize("verbs", [(), ("theory",), ("cluster",)])
+def test_the_help_says_what_each_verb_does_in_a_whole_sentence_at_80_columns(command, monkeypatch, verbs):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = command(*verbs, "--help")[1].split("Commands:")[1].strip().splitlines()
+    assert len(lines) >= 2
+    assert all(len(line) <= 80 and line.endswith(".") and not line.endswith("...") for line in lines)
+
+
 def test_help_names_every_verb_and_every_verb_has_help(command):
     status, out, _ = command("--help")
     assert status == 0

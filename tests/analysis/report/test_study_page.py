@@ -230,6 +230,16 @@ def test_the_table_of_rivals_has_every_law_with_its_numbers(found):
     assert baseline["answered"] == f"{len(held.trials)} of {len(held.trials)}"
 
 
+def test_cost_takes_the_flops_of_a_table_that_has_them_for_every_row(pilot_frame):
+    frame = pilot_frame(seeds=2)
+    counted = RunTable.from_frame(frame.assign(flops=7e9))
+    assert training_flops(counted)[0] == 7e9 * len(frame)
+    assert "training FLOPs" in dict(cost_table(counted).rows)
+    partly = RunTable.from_frame(frame.assign(flops=[np.nan, *[7e9] * (len(frame) - 1)]))
+    assert training_flops(partly)[0] == training_flops(RunTable.from_frame(frame))[0]
+    assert "training FLOPs, 6·N·tokens" in dict(cost_table(partly).rows)
+
+
 def test_cost_counts_a_model_once_and_says_what_is_not_known(pilot_frame):
     frame = pilot_frame(seeds=2).assign(cell="")
     early = frame.assign(tokens=frame["tokens"] / 2, loss=frame["loss"] + 0.1, train_seconds=np.nan)

@@ -364,7 +364,7 @@ def test_protocols_and_widths_beyond_the_vocabulary_are_warned_of():
     frame = table().assign(protocol=["a", "b", "a", "b", "", ""], vocabulary=20)
     first, second = of(frame).warnings
     assert "2 protocols (a, b)" in first
-    assert "2 of 6 runs have widths up to 32, above the vocabulary of 20" in second
+    assert "2 of 6 runs have widths up to 32, above the vocabulary of 20 tokens" in second
     assert not of(table().assign(protocol="a", vocabulary=32)).warnings
 
 

@@ -103,7 +103,7 @@ def test_rates_by_table_reach_the_cells() -> None:
 def test_flags_mark_exactly_the_widths_above_the_vocabulary() -> None:
     for planned in plan_of(SMALL).cells:
         wide = planned.cell.shape.width > 9
-        assert planned.flags == (("width above the vocabulary of 9",) if wide else ())
+        assert planned.flags == (("width above the vocabulary of 9 tokens",) if wide else ())
     assert not any("vocabulary" in flag for p in plan_of("levine2020").cells for flag in p.flags)
 
 
@@ -338,7 +338,7 @@ def test_the_table_has_a_line_a_shape_and_fits_a_terminal() -> None:
     assert "…" not in text
     assert "24,576" in text
     assert "27,808" in text
-    assert "width above the vocabulary of 9" in text
+    assert "width above the vocabulary of 9 tokens" in text
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """One thread everywhere and no network: what a test measures must not depend on the machine's cores or its luck."""
 
+import atexit
 import json
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,9 +31,14 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
 
 
+# Plans do not follow a speed that this machine was measured with, not even those of fixtures of a module.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="interplay-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
 @pytest.fixture(autouse=True)
 def no_measured_speed(tmp_path, monkeypatch):
-    """Plans do not follow a speed that this machine was measured with, nor one that another test measures."""
+    """Nor do they follow one that another test measures."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

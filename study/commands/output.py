@@ -1,6 +1,8 @@
 """The output of the verbs: JSON documents, sentences with a value to copy, paths."""
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,13 +13,19 @@ from analysis.tables import Column, Table
 from study.errors import SpecError
 from study.results.tables import rich_table
 
+#: Columns of output that goes to a file or a pipe.
+FILE_COLUMNS = 120
+
 
 def show(document: object, view: RenderableType, *, as_json: bool) -> None:
     """Print one JSON document, or its view for the terminal."""
     if as_json:
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
-        Console(highlight=False).print(view, soft_wrap=isinstance(view, Text))
+        # A file has no width; rich would take 80 columns.
+        is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+        console = Console(highlight=False, width=FILE_COLUMNS if is_file else None)
+        console.print(view, soft_wrap=isinstance(view, Text))
 
 
 def text_table(

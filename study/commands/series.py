@@ -52,7 +52,7 @@ def plan(spec: StudySpec) -> tuple[dict[str, Any], RenderableType]:
             *row, f"{of['cells']:,}", short(of["tokens"]), short(of["flops"]), duration(of["hours"] * 3600)
         )
     notes = dict.fromkeys(note for plan in plans.values() for note in plan.notes)
-    how = f"`interplay plan {spec.name} --json` lists every cell"
+    how = "--json lists every cell"
     head = {"name": spec.name, "description": spec.description, "vary": spec.vary, "totals": totals}
     view = Group(table, *(Text(line, style="dim") for line in (*notes, how)))
     return {**head, "members": documents}, view

@@ -1,10 +1,12 @@
 """A plan as a table for the terminal: one line per shape, its seeds and learning rates together."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import groupby, islice
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,9 +18,12 @@ from study.spec.search import LEAST_DEPTHS, CrossingSection, OptunaSection
 MOST_LINES = 1000
 
 
+#: Columns that a narrow terminal does not show, the first one first: shape and budget give them. No number is cut.
+DROPPED = ("params", "N=12Ld²")
+
+
 def plan_table(plan: Plan) -> Group:
     """Return the plan for rich to print: one line per shape, totals in the footer, notes below."""
-    table = Table(title=plan.name, box=box.SIMPLE, show_footer=True, pad_edge=False, padding=0)
     columns = {
         "budget": "total",
         "shape": "",
@@ -33,49 +38,73 @@ def plan_table(plan: Plan) -> Group:
     }
     if plan.cost is not None:
         columns["cost"] = _money(plan.cost)
-    for name, total in columns.items():
-        # In a narrow terminal shorten the counts, which follow from shape and budget, and not degree, memory or time.
-        may_shorten = name in ("N=12Ld²", "params", "rate")
-        table.add_column(
-            name,
-            total,
-            justify="left" if name == "shape" else "right",
-            no_wrap=not may_shorten,
-            overflow="ellipsis",
-        )
-
+    if all(planned.layout.ranks == 1 for planned in plan.cells):
+        del columns["TP"]
     flags: dict[str, str] = {}
+    rows = []
     budget = None
     groups = groupby(plan.cells, key=lambda planned: (planned.budget, planned.cell.shape))
     for _, members in islice(groups, MOST_LINES):
         group = list(members)
-        table.add_row(*_row(plan, group, flags, is_new_budget=group[0].budget != budget))
+        rows.append(_row(plan, group, flags, is_new_budget=group[0].budget != budget))
         budget = group[0].budget
     if more := sum(1 for _ in groups):
-        table.add_row("...", f"{more:,} more shapes, see --json")
-    return Group(table, *(Text(line, style="dim") for line in _below(plan, flags)))
+        rows.append({"budget": "...", "shape": f"{more:,} more shapes, see --json"})
+    return Group(_Cells(plan.name, columns, rows), *(Text(line, style="dim") for line in _below(plan, flags)))
 
 
-def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_budget: bool) -> list[str]:
+@dataclass(frozen=True)
+class _Cells:
+    """The table of the cells, without some columns where the terminal is too narrow for all.
+
+    Attributes:
+        columns: name -> footer.
+        rows: by the names of the columns, as markup.
+    """
+
+    title: str
+    columns: dict[str, str]
+    rows: list[dict[str, str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = dict(self.columns)
+        table = self._table(shown)
+        for name in DROPPED:
+            if Measurement.get(console, options.update(max_width=10**4), table).maximum <= options.max_width:
+                break
+            del shown[name]
+            table = self._table(shown)
+        yield table
+
+    def _table(self, shown: dict[str, str]) -> Table:
+        table = Table(title=self.title, box=box.SIMPLE, show_footer=True, pad_edge=False, padding=0)
+        for name, total in shown.items():
+            table.add_column(name, total, justify="left" if name == "shape" else "right", no_wrap=True)
+        for row in self.rows:
+            table.add_row(*(row.get(name, "") for name in shown))
+        return table
+
+
+def _row(
+    plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_budget: bool
+) -> dict[str, str]:
     first = group[0]
     shape = first.cell.shape
     groups = f"x{first.layout.data_parallel}" if first.layout.data_parallel > 1 else ""
     marks = ",".join(flags.setdefault(flag, _mark(len(flags))) for flag in first.flags)
-    row = [
-        _count(first.budget) if is_new_budget else "",
-        f"L{shape.depth} d{shape.width} h{shape.heads}" + (f" [dim]{marks}[/]" if marks else ""),
-        _count(shape.budget_params),
-        _count(first.parameters.total),
-        _rates(planned.cell.lr for planned in group),
-        str(len(group)),
-        short(first.flops),
-        f"{short(first.memory_bytes)}B",
-        f"{first.layout.tensor_parallel}{groups}",
-        duration(first.seconds),
-    ]
-    if plan.cost is not None:
-        row.append(_money(sum(planned.cost or 0.0 for planned in group)))
-    return row
+    return {
+        "budget": _count(first.budget) if is_new_budget else "",
+        "shape": f"L{shape.depth} d{shape.width} h{shape.heads}" + (f" [dim]{marks}[/]" if marks else ""),
+        "N=12Ld²": _count(shape.budget_params),
+        "params": _count(first.parameters.total),
+        "rate": _rates(planned.cell.lr for planned in group),
+        "cells": str(len(group)),
+        "FLOPs": short(first.flops),
+        "memory": f"{short(first.memory_bytes)}B",
+        "TP": f"{first.layout.tensor_parallel}{groups}",
+        "time": duration(first.seconds),
+        "cost": _money(sum(planned.cost or 0.0 for planned in group)),
+    }
 
 
 def _below(plan: Plan, flags: dict[str, str]) -> list[str]:

@@ -109,7 +109,9 @@ def _mistake(
             key, keys = path.rpartition(".")[2], _keys(holders)
             sections = {name: _keys(_models(field.annotation)) for name, field in model.model_fields.items()}
             homes = [f"{name}.{key}" for name, inside in sections.items() if key in inside]
-            elsewhere = [f"; did you mean `{home}`?" for home in homes if home != path]
+            # A key of the same section would be the wrong advice: `training.base` for `training.lr.base`.
+            section = path.partition(".")[0]
+            elsewhere = [f"; did you mean `{home}`?" for home in homes if not home.startswith(f"{section}.")]
             hint = did_you_mean(key, keys) or "".join(elsewhere[:1])
             return f"`{path}` is not a key", f"allowed: {', '.join(keys)}{hint}"
         case "union_tag_not_found":

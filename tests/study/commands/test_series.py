@@ -66,7 +66,7 @@ def test_members_are_studies_that_differ_in_the_key_alone():
     ],
 )
 def test_any_key_with_a_single_value_is_varied(key, values, read):
-    found = members(load_spec("quickstart", [f"vary={{{key}: {values}}}", "name=any"]))
+    found = members(load_spec(SMALL, ["training.betas=[0.9, 0.95]", f"vary={{{key}: {values}}}", "name=any"]))
     assert [read(one) for one in found.values()] == values
     assert len({make_plan(one).cells[0].cell.key for one in found.values()}) == 2
 

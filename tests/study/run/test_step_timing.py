@@ -37,7 +37,7 @@ def test_a_study_of_seconds_is_not_worth_it_and_no_study_twice(monkeypatch):
 
 
 def test_cells_of_several_devices_are_not_tried():
-    plan = make_plan(load_spec("quickstart", ["resources.tensor_parallel=2", "training.steps=100000"]))
+    plan = make_plan(load_spec("text", ["resources.tensor_parallel=2", "training.tokens=1e9"]))
     assert tried_cells(plan) == []
     assert not is_worth_timing(plan)
 
@@ -65,9 +65,9 @@ def test_real_cells_are_timed_and_the_next_plan_follows_them(command):
 
 @pytest.mark.parametrize(
     ("changes", "part"),
-    [(["resources.tensor_parallel=2"], "several devices"), (["vary={training.steps: [1, 2]}"], "`try`")],
+    [(["resources.tensor_parallel=2"], "several devices"), (["vary={training.batch: [1, 2]}"], "`try`")],
 )
 def test_what_cannot_be_tried_is_refused(command, changes, part):
-    status, _, errors = command("try", "quickstart", *changes)
+    status, _, errors = command("try", "text", *changes)
     assert status == 2
     assert part in errors

@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.slow]
 ROOT = Path(__file__).parent.parent
 #: What `interplay plan` imports; the rest of the dependencies are 2 GB that a plan does not need.
-NEEDED = ("numpy", "pydantic", "pyyaml", "rich", "typer")
+NEEDED = ("filelock", "numpy", "psutil", "pydantic", "pyyaml", "rich", "typer")
 
 
 def ignored(folder, names):
@@ -56,6 +56,11 @@ def test_a_wheel_installed_in_an_empty_environment_plans_the_quickstart(tmp_path
     )
     assert listed.returncode == 0, listed.stderr
     assert any(record["result"] for record in json.loads(listed.stdout)), "the recorded results are there too"
-    for file in ("py.typed", "report/templates/page.html.j2"):
+    for file in (
+        "py.typed",
+        "report/templates/page.html.j2",
+        "audit/known_models.yaml",
+        "audit/gemstones.jsonl",
+    ):
         assert list((tmp_path / "env").glob(f"lib/*/site-packages/analysis/{file}"))
     assert not list((tmp_path / "env").glob("lib/*/site-packages/tests"))

@@ -234,6 +234,7 @@ def test_make_targets_run_what_the_pages_say(target):
 def test_paths_named_in_the_pages_exist():
     for page in PAGES:
         text = (ROOT / page).read_text()
+        assert text.startswith("# "), f"{page} has no title"
         for path in re.findall(r"`((?:trainables|study|analysis|cluster|tests)/[\w./-]+)`", text):
             assert (ROOT / path).exists(), f"{page} names {path}"
         for link in re.findall(r"\]\(((?!http)[^)]+)\)", text):

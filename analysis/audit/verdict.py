@@ -28,7 +28,7 @@ class Audit:
         model: its shape and source.
         law: the source of the law in words.
         verdict: whether the interval of L* at fixed N contains its depth; the best whole depth counts as within. It is
-            not settled if no best depth is stated and the interval is open.
+            not settled if the interval is open on both sides, or on one and no best depth is stated.
         best: the recommendation for the same N.
         transition: N_transition of the model's depth by a published law; None by a study's fit.
         extrapolated: whether its depth or L* lies outside the depths of the law.
@@ -127,7 +127,8 @@ def _verdict(depth: int, best: int | None, low: float | None, high: float | None
         return "too deep"
     if depth != best and low is not None and depth < low:
         return "too shallow"
-    return "not settled" if best is None and (low is None or high is None) else "within the interval"
+    is_open = low is None and high is None if best is not None else low is None or high is None
+    return "not settled" if is_open else "within the interval"
 
 
 def _warnings(model: ModelConfig) -> tuple[str, ...]:

@@ -183,3 +183,19 @@ def test_a_share_of_less_than_a_layer_is_not_told(depth, width):
 def test_a_shape_that_cannot_be_is_refused(depth, width):
     with pytest.raises(InputError):
         audit(shape_of(depth, width), LEVINE2020)
+
+
+@pytest.mark.parametrize(
+    ("depth", "interval", "verdict"),
+    [
+        (27.0, (None, None), "not settled"),
+        (None, (20.0, None), "not settled"),
+        (27.0, (20.0, None), "within the interval"),
+        (50.0, (40.0, None), "too shallow"),
+    ],
+)
+def test_an_interval_without_ends_contains_no_depth(depth, interval, verdict):
+    def best(params):
+        return Shape(params, depth, interval, None, "measured")
+
+    assert audit(shape_of(32, 2048), best, "a fit").verdict == verdict

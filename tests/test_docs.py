@@ -120,7 +120,7 @@ SLOW = {
     "interplay run text data.path=corpus.txt": "",
     "interplay run text resources.tensor_parallel=2": "",
     "interplay run text 'vary={training.parametrisation: [sp, completep]}' name=transfer": " "
-    "frontier.budgets=[1730,4800]",
+    "frontier.budgets=[12000,27850]",
     "interplay run my-study.yaml": "",
     "interplay run frontier-search": " training.steps=60 frontier.budgets=[3500,8000]",
     "interplay run quickstart-search": " search.max_cells=8",

@@ -84,7 +84,7 @@ def test_the_best_depth_grows_with_the_budget(whole):
 @pytest.mark.slow
 def test_epochs_and_the_check_of_the_learning_rate_are_stated(short):
     rows = pd.read_csv(short / "results" / "quickstart" / "runs.csv")
-    assert (rows["epochs"] == rows["tokens"] / (2000 * 64)).all()
+    assert (rows["epochs"] == rows["tokens"] / (2000 * 32)).all()
     fit = fit_of(short)
     assert fit["epochs"]["high"] == rows["epochs"].max()
     # One rate per shape: the run's end gives the cost of the check and what adds it.

@@ -10,8 +10,9 @@ from typing import ClassVar, Literal, Protocol
 from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
 
-#: What a shape rests on: the laws of a study, its lowest measured loss, only the interval of its laws, a published law.
-Source = Literal["law", "measured", "band", "published"]
+#: What a shape rests on: the laws of a study, its lowest measured loss, only the interval of its laws, nothing at this
+#: size, a published law.
+Source = Literal["law", "measured", "band", "none", "published"]
 
 
 class Law(Protocol):

@@ -54,7 +54,7 @@ def recommend(
 
     Raises:
         InputError: no size, neither or both sources are given, the law is unknown, the file cannot be read, or its fit
-            has no answer for one of the sizes.
+            has no answer for any of the sizes.
     """
     if not params:
         raise InputError("Give the sizes: interplay recommend 1e9 7e9, in non-embedding parameters.")
@@ -77,7 +77,7 @@ def recommend(
     result = named.fit
     check = result.learning_rate.sentence if result.learning_rate else None
     chosen = [replace(item, learning_rate=check) for item in shapes_by(named, params, within)]
-    if all(shape.source == "measured" for shape in chosen):
+    if all(shape.source in ("measured", "none") for shape in chosen):
         return f"losses of {named.name}", chosen
     return f"laws of {named.name}" if result.law.a is not None else f"loss surfaces of {named.name}", chosen
 
@@ -125,18 +125,21 @@ def _between_worse(best: "BestShape") -> tuple[int | None, int | None]:
 
 
 def shapes_by(named: NamedFit, params: Sequence[float], within: float = WITHIN) -> list[Shape]:
-    """`shape_by` of each N; InputError if one of them has no answer."""
+    """`shape_by` of each N, with the source `none` where the fit has no answer; InputError if it has none at all."""
     result = named.fit
-    found = {value: shape_by(result, value, within) for value in params}
-    if missing := [value for value, shape in found.items() if shape is None]:
+    found = [shape_by(result, value, within) for value in params]
+    if not any(found):
         sizes = [shape.params for shape in result.best]
         inside = f" It has measured sizes from {min(sizes):,.0f} to {max(sizes):,.0f} only." if sizes else ""
         raise InputError(
-            f"The fit in {named.name} has no law that reaches N = {', '.join(f'{value:g}' for value in missing)}: "
-            f"{result.predict(missing[0]).reason}.{inside} Use --law levine2020 or liu2026 for a published law, or add "
+            f"The fit in {named.name} has no law that reaches N = {', '.join(f'{value:g}' for value in params)}: "
+            f"{result.predict(params[0]).reason}.{inside} Use --law levine2020 or liu2026 for a published law, or add "
             "depths, budgets or seeds to the study."
         )
-    return [shape for value in params if (shape := found[value]) is not None]
+    return [
+        shape or replace(result.predict(value), source="none", law="", depth_exact=None)
+        for value, shape in zip(params, found, strict=True)
+    ]
 
 
 def shape_by(result: "Fit", params: float, within: float = WITHIN) -> Shape | None:

@@ -99,7 +99,7 @@ def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType
     notes = []
     if transitions and level is not None:
         notes = [f"Intervals: {percent(level)} at fixed N. Overtaken at: the N from which deeper models win."]
-    if any(shape.unbounded and shape.source != "measured" for shape in shapes):
+    if any(shape.unbounded and shape.source not in ("measured", "none") for shape in shapes):
         notes.append("The laws set no limit on the open side of an interval.")
     table = rich_table(shapes_table(source, shapes, level, more))
     return Group(*sentences, table, *_dim(notes), *_near_optimal_tables(shapes), *map(Text, checks))
@@ -110,6 +110,8 @@ def _sentence(shape: Shape) -> str:
     at = f"At {human(shape.params)} parameters"
     if shape.depth is not None:
         return f"{at}: {layers(shape.depth)} × {shape.width:,} wide, by {shape.law}."
+    if shape.source == "none":
+        return f"{at} no depth is stated: {shape.reason}."
     agree = f" The laws agree up to N = {human(shape.agree_to)}." if shape.agree_to else ""
     return (
         f"{at} no depth is stated: {shape.reason}. The laws give {ends(shape.depth_interval)} layers.{agree}"

@@ -210,6 +210,15 @@ def test_recommend_without_a_law_answers_inside_the_measured_sizes_and_refuses_o
     status, _, err = command("recommend", "--fit", "fit.json", "1e9")
     assert status == 2
     assert "has no law that reaches N = 1e+09" in err
+    status, out, err = command("recommend", "--fit", "fit.json", "1e5", "1e9", "--json")
+    assert status == 0, err
+    inside, outside = json.loads(out)
+    assert (inside["source"], outside["source"], outside["depth"]) == ("measured", "none", None)
+    assert outside["reason"]
+    assert (
+        "At 1.0 billion parameters no depth is stated"
+        in command("recommend", "--fit", "fit.json", "1e5", "1e9")[1]
+    )
 
 
 def test_recommend_without_a_law_answers_from_the_loss_surfaces_and_says_so(command, tmp_path):

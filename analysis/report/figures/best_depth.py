@@ -1,14 +1,15 @@
-"""Figures: loss against depth at fixed N, and the best depth against N, measured and by the laws of the study."""
+"""Figures: what each depth costs at fixed N, and the best depth against N, measured and by the laws of the study."""
 
 import math
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from analysis.fit.document import Fit
 from analysis.fit.sentences import REACH
+from analysis.law.near_optimal import WITHIN
 from analysis.numbers import digits, layers, percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
@@ -27,6 +28,8 @@ from analysis.report.figures.figure import Context, Figure, study_of_fit
 
 #: Points of the line per decade of N.
 PER_DECADE = 12
+#: Marks of the axis of excess losses, nats per token.
+TICKS = (0, WITHIN, 0.01, 0.03, 0.1, 0.3, 1, 3)
 
 
 def figure(context: Context) -> Figure | None:
@@ -111,28 +114,27 @@ def law_line(fit: Fit) -> pd.DataFrame:
 
 
 def profile_figure(context: Context) -> Figure | None:
-    """Loss against depth, one line per size; None if no size has two depths."""
+    """What each depth loses against the best one, one line per size; None if no size has two depths."""
     table = profile_data(context.fit)
     if table is None:
         return None
-    tied = "; rings mark depths that are statistically tied with it" if table["near"].any() else ""
+    tied = ", rings mark depths statistically tied with the best" if table["near"].any() else ""
     caption = (
-        f"The filled mark is the lowest loss at each size, with its width d and aspect ratio d/L{tied}. An arrow marks "
-        "a best depth that is the deepest tried."
+        f"Loss above the lowest one of each size, in grey within {WITHIN:g} nats, and logarithmic above. Below zero "
+        f"are the sizes at which a depth is best and their d/L; an arrow marks the deepest depth tried{tied}."
     )
 
     def draw() -> Canvas:
         canvas, axes = new_canvas(3.9)
         depths = sorted(set(table["depth"]))
         axes.set_xscale("log")
-        # Room for the labels of the best depths and the arrows.
-        axes.set_xlim(depths[0] / 1.2, depths[-1] * (depths[-1] / depths[0]) ** 0.35 * 1.15)
-        labelled: list[float] = []
-        # From the largest size, whose label matters most.
-        for (_, rows), colour, _ in looks(list(table.groupby("budget", sort=True)), "budget")[::-1]:
-            x, y = (rows[name].to_numpy(dtype=float) for name in ("depth", "loss"))
+        axes.set_yscale("symlog", linthresh=WITHIN, linscale=0.8)
+        # Room for the labels of the best depths and the arrow.
+        axes.set_xlim(depths[0] / 1.35, depths[-1] * 1.6)
+        axes.axhspan(0, WITHIN, color=palette.MUTED, alpha=0.12, linewidth=0)
+        for (_, rows), colour, _ in looks(list(table.groupby("budget", sort=True)), "budget"):
+            x, y = (rows[name].to_numpy(dtype=float) for name in ("depth", "excess"))
             near, best = rows["near"].to_numpy(dtype=bool), rows["best"].to_numpy(dtype=bool)
-            name = f"N = {short(float(rows['params'].iloc[0]))}"
             if near.sum() > 1:
                 axes.scatter(
                     x[near], y[near], s=110, color="none", edgecolors=colour, linewidths=1.1, zorder=3
@@ -142,27 +144,32 @@ def profile_figure(context: Context) -> Figure | None:
                 for row in rows.to_dict("records")
             ]
             style = {"color": colour, "linewidth": 1.5, "marker": "o", "markersize": 4.5, "zorder": 3}
+            name = f"N = {short(float(rows['params'].iloc[0]))}"
             plot_values(axes, x, y, texts, label=name, markerfacecolor=palette.PAPER, **style)
             at = int(best.argmax())
             filled = {"color": colour, "marker": "o", "markersize": 7, "zorder": 4}
             plot_values(axes, x[best], y[best], texts[at : at + 1], **filled)
-            # Of labels at nearly the same height only the first.
-            if all(abs(y[at] - other) > 0.08 * np.ptp(table["loss"]) for other in labelled):
-                labelled.append(y[at])
-                text = f"d = {digits(rows['width'].iloc[at])}, d/L = {digits(rows['aspect'].iloc[at])}"
-                box = {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
-                place = {"xytext": (6, -5), "textcoords": "offset points", "va": "top", "bbox": box}
-                axes.annotate(text, (x[at], y[at]), fontsize=8, **place)
-            if x[at] == depths[-1]:
-                arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.6}
-                axes.annotate("", (x[at] * 1.3, y[at]), xytext=(x[at], y[at]), arrowprops=arrow)
-        axes.margins(y=0.1)
+        found = table[table["best"]]
+        for depth, rows in found.groupby("depth"):
+            sizes, aspects = (
+                "–".join(dict.fromkeys(text(float(end)) for end in (rows[name].min(), rows[name].max())))
+                for name, text in (("params", short), ("aspect", digits))
+            )
+            place = {"xytext": (0, -9), "textcoords": "offset points", "ha": "center", "va": "top"}
+            axes.annotate(f"N {sizes}\nd/L {aspects}", (depth, 0), fontsize=8, **place)
+        if found["depth"].max() == depths[-1]:
+            arrow = {"arrowstyle": "-|>", "color": palette.INK, "linewidth": 1.6}
+            axes.annotate("", (depths[-1] * 1.4, 0), xytext=(depths[-1], 0), arrowprops=arrow)
+        axes.set_ylim(-1.1 * WITHIN, 1.3 * max(float(table["excess"].max()), WITHIN))
+        axes.set_yticks([tick for tick in TICKS if tick <= max(table["excess"].max(), WITHIN)])
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
         depth_axis(axes, depths)
         axes.grid(axis="x", visible=False)
-        finish(canvas, axes, "depth L (layers)", "validation loss (nats per token)", reverse=True)
+        finish(canvas, axes, "depth L (layers)", "excess loss (nats per token)")
         return canvas
 
-    return Figure("depth_profile", "Loss against depth at each size", caption, table, draw)
+    return Figure("depth_profile", "What each depth costs at each size", caption, table, draw)
 
 
 def profile_data(fit: Fit) -> pd.DataFrame | None:

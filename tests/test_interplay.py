@@ -112,6 +112,8 @@ def test_sizes_are_recommended_by_an_answer_a_file_or_a_law(answer, tmp_path):
     size = float(answer.best.params.iloc[-1])
     found = interplay.recommend(size, fit=answer)
     assert found == answer.recommend(size)
+    assert len(repr(found)) < 80
+    assert f"{found.depth} layer" in repr(found)
     assert found.depth == answer.best.depth.iloc[-1]
     answer.report(tmp_path)
     assert interplay.recommend(size, fit=tmp_path / "fit.json").depth == found.depth

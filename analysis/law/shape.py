@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, Protocol
 
 from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
+from analysis.numbers import layers, short, span
 
 #: What a shape rests on: the laws of a study, its lowest measured loss, only the interval of its laws, nothing at this
 #: size, a published law.
@@ -82,7 +83,7 @@ class Measured:
     compared: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shape:
     """The best shape for N = `params`.
 
@@ -117,6 +118,10 @@ class Shape:
     near_optimal: NearOptimal | None = None
     transition: Transition | None = None
     learning_rate: str | None = None
+
+    def __repr__(self) -> str:
+        shape = "no depth" if self.depth is None else f"{layers(self.depth)} × {self.width} wide"
+        return f"<Shape of {short(self.params)} parameters: {shape}, interval {span(self.depth_interval)}>"
 
     @property
     def depth(self) -> int | None:

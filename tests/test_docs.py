@@ -110,15 +110,15 @@ ELSEWHERE = {
 }
 #: Commands that need the rows of a quickstart, which test_quickstart.py has; it runs these.
 AFTER_QUICKSTART = (
-    "interplay recommend --fit results/quickstart/fit.json 5e3 12e3",
+    "interplay recommend --fit results/quickstart/fit.json 3e3 12e3",
     "interplay fit mlflow:quickstart --json",
-    "interplay export quickstart L4-d14-s0 --out model",
+    "interplay export quickstart L4-d16-s0 --out model",
     "interplay mirror quickstart",
 )
 #: Commands that train, run with the slow tests, and what else cuts them short.
 SLOW = {
     "interplay run text data.path=corpus.txt": "",
-    "interplay run text resources.tensor_parallel=2": "",
+    "interplay run text resources.tensor_parallel=2": " frontier.budgets=[12000]",
     "interplay run text 'vary={training.parametrisation: [sp, completep]}' name=transfer": " "
     "frontier.budgets=[12000,27850]",
     "interplay run my-study.yaml": "",

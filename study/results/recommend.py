@@ -1,9 +1,10 @@
 """The best shape for a size, from a study's fit or from a published law."""
 
 import contextlib
+import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,14 +115,34 @@ def _nearest(result: "Fit", params: float) -> "BestShape | None":
     return nearest
 
 
-def _between_worse(best: "BestShape") -> tuple[int | None, int | None]:
-    """Whole depths between the measured depths next to those tied with the best; None without such a depth."""
-    if not best.near:
+def _between_worse(near: Sequence[int] | None, depths: Collection[int]) -> tuple[int | None, int | None]:
+    """Whole depths between the measured `depths` next to those tied with the best; None without such a depth."""
+    if not near:
         return None, None
-    depths = sorted(shape.depth for shape in best.shapes)
-    low = max((depth + 1 for depth in depths if depth < best.near[0]), default=None)
-    high = min((depth - 1 for depth in depths if depth > best.near[-1]), default=None)
+    low = max((depth + 1 for depth in depths if depth < near[0]), default=None)
+    high = min((depth - 1 for depth in depths if depth > near[-1]), default=None)
     return low, high
+
+
+def _by_crossings(result: "Fit", params: float) -> tuple[int, set[int]] | None:
+    """Best depth at an N between the measured sizes, and those tied with it: N lies in the interval of their crossing.
+
+    None outside the sizes, or if the crossings do not decide.
+    """
+    from analysis.fit.answer import depth_ranges
+
+    if not result.best or not result.best[0].params <= params <= result.best[-1].params:
+        return None
+    ranges = depth_ranges(result.crossings)
+    at = next((i for i, item in enumerate(ranges) if params < (item.high or math.inf)), None)
+    if at is None or len(ranges[at].depths) > 1:
+        return None
+    tied = set(ranges[at].depths)
+    for shallow, deep in itertools.pairwise(ranges[max(at - 1, 0) : at + 2]):
+        low, high = shallow.high_interval or (None, None)
+        if (low or 0) <= params <= (high or math.inf):
+            tied |= {*shallow.depths, *deep.depths}
+    return ranges[at].depths[0], tied
 
 
 def shapes_by(named: NamedFit, params: Sequence[float], within: float = WITHIN) -> list[Shape]:
@@ -147,9 +168,10 @@ def shape_by(result: "Fit", params: float, within: float = WITHIN) -> Shape | No
 
     `Shape.source` is the rule, `law` describes it:
 
-    - `measured`: the lowest loss measured near N. The interval has the depths between the next shallower and the next
-      deeper measured depth that are significantly worse; it is open where there is none. Beyond the measured sizes it
-      is the best depth of the largest size, if that rule had the lowest regret at held-out sizes;
+    - `measured`: the lowest loss measured near N, or between the sizes the depth by the crossings. The interval has
+      the depths between the next shallower and the next deeper measured depth that are significantly worse; it is open
+      where there is none. Beyond the measured sizes it is the best depth of the largest size, if that rule had the
+      lowest regret at held-out sizes;
     - `law`: the laws that the data do not reject agree on a depth (`analysis.law.prediction`), up to `REACH` times the
       largest size measured;
     - `band`: neither; there is no depth, and the interval is that of the laws.
@@ -160,8 +182,27 @@ def shape_by(result: "Fit", params: float, within: float = WITHIN) -> Shape | No
     from analysis.fit.sentences import LAWS, REACH, largest_size
 
     found, best = result.predict(params), _nearest(result, params)
-    if best is not None:
-        return _by_measured(best, found, "the lowest loss measured near this size", within)
+    crossed = _by_crossings(result, params)
+    if best is not None and (crossed is None or crossed[0] == best.depth):
+        shape = _by_measured(best, found, "the lowest loss measured near this size", within)
+        if crossed and best.near:
+            # The crossing may lie between N and that size.
+            tied = sorted(crossed[1].union(best.near))
+            shape = replace(shape, depth_interval=_between_worse(tied, [item.depth for item in best.shapes]))
+        return shape
+    if crossed is not None:
+        tried = {depth for item in result.crossings for depth in (item.shallow, item.deep)}
+        return replace(
+            found,
+            depth_exact=crossed[0],
+            depth_interval=_between_worse(sorted(crossed[1]), tried),
+            level=None,
+            source="measured",
+            law="the crossings on both sides of this size",
+            band=found.depth_interval,
+            extrapolated=False,
+            near_optimal=result.near_optimal(found, crossed[0], within),
+        )
     largest = largest_size(result)
     far = largest is not None and params > REACH * largest * (1 + 1e-9)
     # Where the deepest model tried is the best, its depth is a lower bound and no answer for larger sizes.
@@ -187,7 +228,7 @@ def _by_measured(best: "BestShape", found: Shape, rule: str, within: float) -> S
     return Shape(
         params=found.params,
         depth_exact=best.depth,
-        depth_interval=_between_worse(best),
+        depth_interval=_between_worse(best.near, [shape.depth for shape in best.shapes]),
         level=None,
         source="measured",
         law=rule,

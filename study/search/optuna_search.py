@@ -261,7 +261,12 @@ class _Untried(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         inner = self.sampler.infer_relative_search_space(study, trial)
-        found = self.sampler.sample_relative(study, trial, inner)
+        try:
+            found = self.sampler.sample_relative(study, trial, inner)
+        except ImportError as error:  # some samplers import their package only here
+            raise SpecError(
+                f"the sampler {type(self.sampler).__name__} needs a package that is not installed: {error}."
+            ) from error
         for name, distribution in self.space.items():
             if name not in found:
                 found[name] = self.sampler.sample_independent(study, trial, name, distribution)

@@ -31,7 +31,8 @@ def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseMode
         model: the model it was checked against.
         origin: name of the document.
     """
-    every = error.errors(include_url=False)
+    # A default that follows from other keys cannot be made while one of these is wrong.
+    every = [one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"]
     errors = every[:MOST_ERRORS]
     places = [_place(details, raw, model) for details in errors]
     found: dict[str, list[str]] = {}

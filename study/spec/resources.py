@@ -28,7 +28,7 @@ def _known_device(name: str) -> str:
     if name == "auto":
         return local_device()
     if name not in DEVICES:
-        expected = ", ".join(f"'{device}'" for device in DEVICES)
+        expected = ", ".join(f"'{device}'" for device in ("auto", *DEVICES))
         raise PydanticKnownError("literal_error", {"expected": expected})
     return name
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from study.spec.frontier import FrontierSection
 from study.spec.section import Budget, Distinct, Section, Seed
@@ -71,7 +71,7 @@ class OptunaSection(SearchBase):
 
     sampler: str = Field(
         pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
-        description=f"{', '.join(OPTUNA_NAMES)}, or the import path of a sampler, as optuna.samplers.CmaEsSampler",
+        description=f"{', '.join(OPTUNA_NAMES)}, or the import path of a sampler, as optuna.samplers.QMCSampler",
         json_schema_extra={"anyOf": [{"enum": list(OPTUNA_NAMES)}, {"pattern": r"\."}]},
     )
     candidates: int = Field(
@@ -82,13 +82,18 @@ class OptunaSection(SearchBase):
     )
     seed: Seed = Field(default=0, description="of the sampler")
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        if "." not in self.sampler and self.sampler not in OPTUNA_NAMES:
+    @field_validator("sampler", mode="after")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if "." not in name and name not in OPTUNA_NAMES:
             raise ValueError(
-                f"`sampler` is {self.sampler}; choose grid, crossing, {', '.join(OPTUNA_NAMES)}, or the import path of "
-                "a sampler of Optuna, as optuna.samplers.CmaEsSampler"
+                f"{name} is no sampler; choose grid, crossing, {', '.join(OPTUNA_NAMES)}, or the import path of a "
+                "sampler of Optuna, as optuna.samplers.QMCSampler"
             )
+        return name
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> Self:
         if self.sampler == "frontier" and len(self.lr_factors) > 1:
             raise ValueError(
                 f"the sampler `frontier` compares depths at one learning rate, and `lr_factors` has "

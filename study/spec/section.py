@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from study.errors import SpecError
-from trainables.errors import some
+from trainables.errors import shortened, some
 
 Item = TypeVar("Item")
 
@@ -43,9 +43,15 @@ _UNITS = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def read_size(value: Any) -> Any:
-    """Return a size such as `2k`, `1.5M` or `7B` as a number; anything else unchanged."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s?([kMBT])", value) if isinstance(value, str) else None
-    return round(float(found[1]) * _UNITS[found[2]], 3) if found else value
+    """Return a size such as `2k`, `1.5M` or `7B` as a number; a value that is no text unchanged."""
+    if not isinstance(value, str):
+        return value
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s?([kMBT])", value):
+        return round(float(found[1]) * _UNITS[found[2]], 3)
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{shortened(value)} is no size; write it as 2000, 2k or 7B") from None
 
 
 #: Bounds no study reaches: they turn a typing error into a refusal instead of an endless plan.

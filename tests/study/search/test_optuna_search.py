@@ -1,3 +1,4 @@
+import importlib.util
 import math
 
 import optuna
@@ -174,6 +175,16 @@ def test_a_sampler_that_does_not_exist_is_refused(section, piece):
     search = make_search(spec, make_plan(spec), {})
     with pytest.raises(SpecError, match=piece):
         search.take()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cmaes") is not None, reason="the package is installed")
+def test_a_package_that_a_sampler_misses_when_it_is_asked_is_named():
+    overrides = (
+        "search={sampler: optuna.samplers.CmaEsSampler, candidates: 6, lr_factors: [0.5, 1]}",
+        "training.seeds=1",
+    )
+    with pytest.raises(SpecError, match=r"CmaEsSampler needs a package that is not installed: .*cmaes"):
+        drain(search_for(plan_for(*overrides), overrides))
 
 
 # The database

@@ -78,7 +78,7 @@ class Viewer:
     def started(self, planned: PlannedCell) -> None:
         """Show a cell that has started or starts again."""
         self._missing.pop(planned.cell.key, None)
-        self.running[planned.cell.key] = _Running(planned, time.monotonic())
+        self.running[planned.cell.key] = _Running(self._as_planned(planned), time.monotonic())
 
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
         """Show the progress of a running cell."""
@@ -95,7 +95,7 @@ class Viewer:
         self.add_finished({planned.cell.key: result.loss})
         if not result.resumed_from:
             self.measured += result.train_seconds
-            self.estimated += planned.seconds
+            self.estimated += self._as_planned(planned).seconds
         if self.console.is_terminal:
             return
         loss = f"loss {result.loss:.4f}" if result.status == "done" else f"{result.status}: {result.reason}"
@@ -118,6 +118,10 @@ class Viewer:
     def notice(self, text: str) -> None:
         """Show a sentence about the run."""
         self.console.print(Text(text, style="yellow"), soft_wrap=True)
+
+    def _as_planned(self, planned: PlannedCell) -> PlannedCell:
+        """The cell in the plan shown, which has the speed of this machine; a search keeps the cells it began with."""
+        return self.plan.by_key(planned.cell.key) or planned
 
     def seconds_left(self) -> float | None:
         """Return the time left: the plan's estimates of the missing cells, times their error so far."""

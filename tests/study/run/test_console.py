@@ -71,6 +71,17 @@ def test_time_left_is_the_plans_corrected_by_what_was_measured(plan):
     assert shown.seconds_left() == pytest.approx(3 * rest / 2)
 
 
+def test_time_left_is_that_of_the_plan_shown_for_cells_of_a_search_made_before_steps_were_timed(plan):
+    shown = viewer(make_plan(load_spec(SMALL, ["training.seeds=2", "resources.utilisation=0.01"])))
+    slow = {planned.cell.key: planned.seconds for planned in shown.plan.cells}
+    first, second, *rest = plan.cells
+    assert slow[first.cell.key] > 2 * first.seconds
+    shown.ended(first, stub_result(train_seconds=slow[first.cell.key]))
+    shown.started(second)
+    left = sum(slow[planned.cell.key] for planned in (second, *rest)) / 2
+    assert shown.seconds_left() == pytest.approx(left, rel=1e-3)
+
+
 def test_time_left_counts_every_rank_of_a_cell():
     plan = make_plan(load_spec(SMALL, ["resources.slots=2", "resources.tensor_parallel=2"]))
     shown = viewer(plan)

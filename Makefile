@@ -11,7 +11,7 @@ RESULTS ?= results
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make study      install, run the quickstart study (6 to 10 minutes on 2 cores), write its report"
+	@echo "make study      install, run the quickstart study (5 to 11 minutes on 2 cores), write its report"
 	@echo "make evidence   fetch 6 MB of English text, train 1 to 8 layers on it (an hour on 2 cores), write its report"
 	@echo "make test       install, run the fast tests (2 to 6 minutes)"
 	@echo "make test-gate  the slow tests of the gate: whole studies, killed processes, servers (10 to 20 minutes)"

@@ -61,6 +61,12 @@ class Layout(Frozen):
         """Micro-batches per step."""
         return self.share(recipe) // self.sequences(recipe)
 
+    def with_half_the_sequences(self, recipe: Recipe) -> "Layout | None":
+        """The layout with at most half as many sequences at once; None if a group processes one at a time."""
+        share, most = self.share(recipe), self.sequences(recipe) // 2
+        fewer = next((n for n in range(most, 0, -1) if share % n == 0), None)
+        return None if fewer is None else self.model_copy(update={"micro_batch": fewer})
+
     def check(self, shape: Shape, recipe: Recipe) -> None:
         """Raise an InputError if a cell cannot be trained in this layout."""
         if shape.heads % self.tensor_parallel:

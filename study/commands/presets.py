@@ -48,11 +48,13 @@ def catalogue_view(records: list[dict[str, Any]]) -> RenderableType:
     for group, members in groupby(records, key=lambda record: record["group"]):
         lines += ["", f"[bold]{group}[/]"]
         for record in members:
-            size = f"{record['cells']:,} cells, {duration(record['hours'] * 3600)}"
+            result = record["result"]
+            seconds = result["seconds"] if result else record["hours"] * 3600
+            size = f"{record['cells']:,} cells, {duration(seconds)}"
             if not record["device"].startswith("cpu"):
                 size += f" on {record['slots']} {record['device']}"
-            found = record["result"]["text"] if record["result"] else "not run yet"
+            found = result["text"] if result else "not run yet"
             lines.append(f"{record['name']:{width}}  {record['description']}")
             lines.append(f"  [dim]{size}: {found}[/]")
-    lines += ["", "[dim]Times are estimates. `interplay run PRESET` runs one; `--json` has more.[/]"]
+    lines += ["", "[dim]Times are as recorded on two CPU cores, else estimates; `--json` has both.[/]"]
     return Group(*(Text.from_markup(line) for line in lines[1:]))

@@ -1,16 +1,18 @@
 """The function that a Ray Tune trial runs: train one cell by `trainables`, and report as JSON."""
 
 import functools
+import gc
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from study.workers.causes import Place, own_place
+from study.workers.causes import GangError, LossCause, Place, loss_cause, own_place
 from study.workers.stop_request import stop_requested
-from trainables.cell import Cell
+from trainables.cell import Cell, Recipe
 from trainables.diagnostics import Diagnostic
 from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
@@ -113,12 +115,44 @@ def _train_on_gpu(train: Callable[..., Result], cell: Cell, **options: Any) -> R
     return train(cell, **options)
 
 
+def in_memory(attempt: Callable[[Layout], Result], layout: Layout, recipe: Recipe) -> Result:
+    """Return the result of an attempt; out of memory, of others with half as many sequences at once, down to one.
+
+    The cell goes on from its newest checkpoint. The layout changes losses by rounding only. A process that is killed
+    for memory cannot go on here: its trial is tried again as it was.
+    """
+    notes: list[str] = []
+    while True:
+        try:
+            result = attempt(layout)
+        except Exception as error:
+            cause = error.loss_cause if isinstance(error, GangError) else loss_cause(error)
+            smaller = layout.with_half_the_sequences(recipe)
+            if cause is not LossCause.MEMORY or smaller is None:
+                raise
+            notes.append(
+                f"out of memory with {layout.sequences(recipe)} sequences at once, so {smaller.sequences(recipe)} "
+                f"from there on; `resources.micro_batch: {smaller.sequences(recipe)}` sets it."
+            )
+        else:
+            return result.model_copy(update={"notes": (*result.notes, *notes)})
+        layout = smaller
+        _release_memory()
+
+
+def _release_memory() -> None:
+    """Give back what the failed attempt held; its tensors are in cycles with the frames of its exception."""
+    gc.collect()
+    if torch := sys.modules.get("torch"):
+        torch.cuda.empty_cache()
+
+
 def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     """Train the cell of a `trial_config` over as many ranks as its layout has, each by `train`, and report.
 
-    An error in the input is reported as a failure, because a retry cannot help. Once the driver asks for the end, the
-    cell saves a checkpoint and ends without a result. Every other error is raised, and Tune tries the cell again from
-    its checkpoint.
+    Out of memory, see `in_memory`. An error in the input is reported as a failure, because a retry cannot help. Once
+    the driver asks for the end, the cell saves a checkpoint and ends without a result. Every other error is raised, and
+    Tune tries the cell again from its checkpoint.
     """
     from ray import tune
 
@@ -129,7 +163,6 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     settings = TrialSettings.model_validate_json(config["settings"])
     options: dict[str, Any] = {
         "data_root": located(settings.data_root),
-        "layout": layout,
         "checkpoints": under(settings.checkpoint_root, cell.key),
         "checkpoint_every": settings.checkpoint_every,
         "evaluations": settings.evaluations,
@@ -147,12 +180,16 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     send(place=own_place())
     if settings.needs_gpu:
         train = functools.partial(_train_on_gpu, train)
-    try:
+
+    def attempt(layout: Layout) -> Result:
+        given = {**options, "layout": layout}
         if layout.ranks == 1:
             with stop_requested(settings.run) as stop:
-                result = train(cell, **options, report=show, interrupted=stop)
-        else:
-            result = train_gang(train, cell, layout, options, settings.gang_timeout, show, settings.run)
+                return train(cell, **given, report=show, interrupted=stop)
+        return train_gang(train, cell, layout, given, settings.gang_timeout, show, settings.run)
+
+    try:
+        result = in_memory(attempt, layout, cell.recipe)
     except InputError as error:
         send(failure=str(error))
     except InterruptedTrainingError:

@@ -299,6 +299,11 @@ def _notes(
     if speed:
         notes.append(f"time by {len(speed.cells)} cells that were timed on this machine on {speed.date}")
     if device.is_gpu:
+        if recipe.precision == "fp32":
+            slower = device.peak["bf16"] / device.peak["fp32"]
+            notes.append(
+                f"fp32 has 1/{slower:.0f} of the peak of bf16 on this device; `training.precision: auto` takes bf16"
+            )
         if spec.resources.utilisation is None and not speed:
             notes.append(
                 f"time assumes {device.utilisation:.0%} of the peak of {device.title}; nothing was measured"

@@ -196,3 +196,6 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
         send(interrupted=True)
     else:
         send(result=result)
+    if settings.needs_gpu:
+        # The process trains the next cell, and other processes may share the GPU.
+        _release_memory()

@@ -554,3 +554,18 @@ def test_a_long_table_ends_with_the_number_of_shapes_that_are_not_listed(
     printed = io.StringIO()
     Console(file=printed, width=120).print(plan_table(plan_of(SMALL)))
     assert "11 more shapes" in printed.getvalue()
+
+
+@pytest.mark.parametrize(("precision", "warned"), [("fp32", True), ("bf16", False), ("auto", False)])
+def test_fp32_on_a_gpu_is_noted_with_what_it_costs(precision: str, warned: bool) -> None:
+    overrides = ["resources.device=h100-80gb", "resources.slots=1", f"training.precision={precision}"]
+    notes = [note for note in make_plan(load_spec(SMALL, overrides)).notes if "fp32" in note]
+    peak = DEVICES["h100-80gb"].peak
+    assert len(notes) == warned
+    assert not warned or f"1/{peak['bf16'] / peak['fp32']:.0f} of the peak" in notes[0]
+
+
+def test_fp32_on_a_cpu_is_not_noted() -> None:
+    assert not [
+        note for note in make_plan(load_spec(SMALL, ["training.precision=fp32"])).notes if "fp32" in note
+    ]

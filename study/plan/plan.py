@@ -9,13 +9,13 @@ from typing import Any
 
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
-from study.plan.choice import cell_count, check_limits, more_cells, trained_shares
+from study.plan.choice import cell_count, check_limits, more_cells, most_seconds, trained_shares
 from study.plan.layouts import ClusterCapacity, gigabytes
 from study.plan.planner import Planner, make_planner
 from study.plan.speed import Speed
 from study.spec.devices import LINK_SHARE, Device, local_gpus
 from study.spec.frontier import FrontierShape, Miss, misses, shapes
-from study.spec.search import SearchSection
+from study.spec.search import CrossingSection, SearchSection
 from study.spec.study import StudySpec
 from trainables.cell import Precision, Recipe, Shape
 from trainables.data.kind import digest
@@ -116,9 +116,14 @@ class Plan:
     @property
     def hours(self) -> float:
         """Hours from start to end with as many slots busy as the cells' ranks allow."""
-        work = ((self.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in self.main)
+        if isinstance(self.search, CrossingSection):
+            wall = most_seconds(self.search, self.main) / self.slots
+        else:
+            wall = wall_seconds(
+                ((self.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in self.main), self.slots
+            )
         longest = max((p.seconds for p in self.main), default=0.0)
-        return max(wall_seconds(work, self.slots), longest) / 3600
+        return max(wall, longest) / 3600
 
     @property
     def cost(self) -> float | None:

@@ -428,6 +428,17 @@ def test_totals_of_a_search_are_upper_bounds_by_its_limits() -> None:
     assert plan_of(SMALL, CROSSING, "search.max_cells=null").cell_count == len(plan.pool)
 
 
+def test_the_time_of_a_search_is_the_most_that_its_limits_allow() -> None:
+    plan = plan_of(SMALL, CROSSING, "resources.slots=1")
+    slowest = sorted((p.seconds for p in plan.pool), reverse=True)
+    assert plan.hours * 3600 == pytest.approx(sum(slowest[:20]))
+    flops = sum(sorted(p.flops for p in plan.pool)[:20])
+    limited = plan_of(SMALL, CROSSING, "resources.slots=1", f"search.max_flops={flops}")
+    # The cheapest cells are one choice within both limits. More FLOPs than these have are not allowed, nor more cells.
+    cheapest = sum(p.seconds for p in sorted(plan.pool, key=lambda p: p.flops)[:20])
+    assert cheapest * 0.999 < limited.hours * 3600 < sum(slowest[:20])
+
+
 def test_a_plan_says_that_an_arm_follows(capsys) -> None:
     Console(width=400).print(plan_table(plan_of(SMALL, "sensitivity.lr_factors=[0.5, 2]")))
     assert "trained again at 0.5 and 2 times" in capsys.readouterr().out

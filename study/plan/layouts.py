@@ -22,6 +22,9 @@ PROCESS_BYTES = 500_000_000
 #: because they sum the residual stream in every layer; beyond it `auto` uses data parallelism (Narayanan et al. 2021,
 #: arXiv 2104.04473, takeaway 1). For larger machines set `tensor_parallel: 16`.
 GPUS_OF_A_MACHINE = 8
+#: ASSUMPTION: tokens that a GPU processes at once if `micro_batch` is auto. More fill no more of it, and leave no room
+#: for what the estimate of the memory misses.
+TOKENS_AT_ONCE = 65_536
 #: Number of slots tried when looking for a remedy.
 MANY_SLOTS = 1024
 #: The width of a head in most models of more than a hundred million parameters.
@@ -143,7 +146,11 @@ class LayoutPlanner:
         for tensor, data in sorted(degrees, key=lambda pair: (pair[0] * pair[1], pair[0])):
             share = self.recipe.batch // data
             asked = self.resources.micro_batch
-            pieces = divisors(share) if asked == "auto" else (asked,) if share % asked == 0 else ()
+            if asked == "auto":
+                most = max(1, TOKENS_AT_ONCE // self.recipe.context) if self.device.is_gpu else share
+                pieces = tuple(piece for piece in divisors(share) if piece <= most)
+            else:
+                pieces = (asked,) if share % asked == 0 else ()
             for recomputed in self._activation_checkpointing if pieces else ():
                 yield partial(self._layout, tensor, data, activation_checkpointing=recomputed), pieces
 

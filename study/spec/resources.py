@@ -106,7 +106,8 @@ class ResourcesSection(Section):
     )
     micro_batch: Literal["auto"] | Count = Field(
         default="auto",
-        description="sequences a group works on at once; auto is the most that fit the device",
+        description="sequences a group works on at once; auto is the most that fit the device, on a GPU up to 65,536 "
+        "tokens",
     )
     activation_checkpointing: Literal["never", "always", "auto"] = Field(
         default="never",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from study.cluster.cluster_file import ClusterFile
 from study.cluster.prices import InstanceType, Pool, hour, instance_type, prices
 from study.plan.plan import Plan, make_plan, wall_seconds
+from study.plan.planner import with_trials_per_gpu
 from study.spec.devices import DEVICES
 from study.spec.resources import ResourcesSection
 from study.spec.study import StudySpec, load_spec, studies
@@ -91,7 +92,7 @@ def _one_after_the_other(several: Sequence[Option]) -> Option:
 
 def _price(file: ClusterFile, pools: Sequence[Pool], spec: StudySpec) -> StudyPrice | None:
     try:
-        found = capacity_of(file, pools, spec.resources)
+        found = capacity_of(file, pools, with_trials_per_gpu(spec).resources)
         plan = make_plan(spec, room=found.room)
         found.check({planned.layout for planned in plan.main})
     except InputError as error:

@@ -140,7 +140,7 @@ class LayoutPlanner:
             (tensor, data)
             for tensor in _degrees(self.resources.tensor_parallel, shape, shape.heads, self._together)
             for data in _degrees(self.resources.data_parallel, shape, self.recipe.batch, self.slots)
-            if tensor * data <= self.slots
+            if tensor * data <= (self.slots if self.device.trials == 1 else 1)
             and (self.recipe.optimizer != "muon" or not self._layout(tensor, data).divides_matrices)
         ]
         for tensor, data in sorted(degrees, key=lambda pair: (pair[0] * pair[1], pair[0])):

@@ -313,9 +313,13 @@ def _notes(
             notes.append(
                 f"time assumes {device.utilisation:.0%} of the peak of {device.title}; nothing was measured"
             )
+        if device.trials > 1:
+            notes.append(
+                f"{device.trials} trials share a GPU; time assumes that they leave it idle enough for each other"
+            )
         if spec.resources.slots == "auto" and not local_gpus():
             notes.append(
-                "no GPU is visible here, so time assumes one slot; set `resources.slots` to plan for more"
+                "no GPU is visible here, so time assumes one; set `resources.slots` to plan for more"
             )
     kept = sum(p.parameters.total for p in cells) * 4
     if spec.resources.keep_weights == "final" and kept >= NOTED_BYTES:

@@ -9,15 +9,19 @@ from analysis.numbers import digits
 from analysis.runs.epochs import repeat_warning
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
+from study.plan.cost import Cost
 from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner
 from study.plan.speed import Speed, known_speed
 from study.spec.devices import DEVICES, Device, cores, local_gpus, usable_memory
-from study.spec.frontier import FrontierShape
+from study.spec.frontier import FrontierShape, shapes
 from study.spec.resources import ResourcesSection
 from study.spec.study import StudySpec
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kind import RowData
+
+#: Most trials that share a GPU by `trials_per_gpu: auto`.
+MOST_TRIALS = 8
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class Planner:
             memory_bytes=cost.memory.total,
             layout=choice.layout,
             seconds=seconds,
-            cost=None if price is None else price * seconds * choice.layout.ranks / 3600,
+            cost=None if price is None else price * seconds * choice.layout.ranks / resources.sharing / 3600,
             flags=flags,
             purpose=purpose,
         )
@@ -112,7 +116,8 @@ def make_planner(
     spec: StudySpec, *, base: Path = Path(), to_read: bool = False, room: ClusterCapacity | None = None
 ) -> Planner:
     """Return the planner of a study; `make_plan` describes the arguments."""
-    device, recipe = DEVICES[spec.resources.device], spec.recipe
+    spec = with_trials_per_gpu(spec)
+    device, recipe = replace(DEVICES[spec.resources.device], trials=spec.resources.sharing), spec.recipe
     slots = room.devices if room else _slots(spec.resources, device)
     key = data_key(spec.data, spec.training.context, base)
     vocabulary = spec.data.vocabulary_size
@@ -125,10 +130,34 @@ def make_planner(
     return Planner(spec, recipe, key, layouts, spec.data.training_windows(recipe.context, base), speed)
 
 
+def with_trials_per_gpu(spec: StudySpec) -> StudySpec:
+    """Return the spec with a number in place of `trials_per_gpu: auto`.
+
+    It is the most for which the largest cell keeps the layout that it has alone: its memory fits as often, and it
+    leaves the GPU idle, by the fixed times of a step, for as many others.
+    """
+    resources = spec.resources
+    if resources.trials_per_gpu != "auto":
+        return spec
+    device, number = DEVICES[resources.device], 1
+    if device.is_gpu:
+        alone = LayoutPlanner(resources, device, 1, spec.recipe, spec.data.vocabulary_size, must_fit=False)
+        costs = [alone.choose(found.shape).cost for found in shapes(spec.frontier)]
+        number = min(MOST_TRIALS, *(min(alone.usable // cost.memory.total, _idle(cost)) for cost in costs))
+    shared = resources.model_copy(update={"trials_per_gpu": max(1, number)})
+    return spec.model_copy(update={"resources": shared})
+
+
+def _idle(cost: Cost) -> int:
+    """How many trials a GPU that is busy with the work of a step only is busy with."""
+    fixed = cost.device.seconds_per_step + cost.shape.depth * cost.device.seconds_per_step_layer
+    return int(cost.piece_seconds / (cost.piece_seconds - fixed))
+
+
 def _slots(resources: ResourcesSection, device: Device) -> int:
     if resources.slots != "auto":
         return resources.slots
     if device.is_gpu:
-        return max(1, local_gpus())
+        return max(1, local_gpus()) * device.trials
     by_memory = usable_memory(device) // (2 * PROCESS_BYTES)
     return max(1, min(int(cores() / resources.cpus_per_trial), by_memory))

@@ -14,6 +14,7 @@ from analysis.fit.document import Fit
 from analysis.runs.epochs import repeat_warning
 from study.errors import SpecError
 from study.plan import Plan, make_plan
+from study.plan.planner import with_trials_per_gpu
 from study.plan.table import duration
 from study.results.answer import answer
 from study.run.console import Viewer
@@ -81,7 +82,7 @@ def run_study(spec: StudySpec, results: Path, console: Console | None = None) ->
             belongs to another study.
         DataError: the data cannot be used.
     """
-    console = console or Console(quiet=True)
+    console, spec = console or Console(quiet=True), with_trials_per_gpu(spec)
     paths = study_paths(spec, results.resolve())
     if paths.is_shared:
         open_storage(paths.checkpoints).check()

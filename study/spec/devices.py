@@ -51,6 +51,8 @@ class Device:
     is_gpu: bool = True
     accelerator: str | None = None
     """Ray's name of the GPU, a resource of the machines that have it."""
+    trials: int = 1
+    """Trials that share it, each with its part of the memory."""
 
 
 def _gpu(
@@ -126,7 +128,7 @@ def usable_memory(device: Device, slots: int = 1, share: int | None = None) -> i
         share: bytes of a rank on a CPU of a cluster, if known.
     """
     if device.memory is not None:
-        return int(device.memory * USABLE_MEMORY)
+        return int(device.memory * USABLE_MEMORY / device.trials)
     if share:
         return share
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,5 +1,6 @@
 """The sections `resources` and `tracking`: devices, storage, estimates, and the MLflow store."""
 
+import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -89,6 +90,11 @@ class ResourcesSection(Section):
     )
     # Ray counts in 1/10,000.
     cpus_per_trial: float = Field(default=1, ge=1e-4, le=1e6, description="CPU cores of each rank of a trial")
+    trials_per_gpu: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1,
+        description="trials of one rank that share a GPU, for cells too small to fill it; auto is as many as the "
+        "memory and the time of the largest cell allow, at most 8",
+    )
     tensor_parallel: DegreeRule = Field(
         default="auto",
         description="ranks that share each matrix of a cell; auto is the fewest whose memory fits the device, or a "
@@ -161,9 +167,28 @@ class ResourcesSection(Section):
     )
 
     @property
-    def gpus_per_trial(self) -> int:
-        """GPUs of each rank of a trial: 1 unless on a CPU."""
-        return int(DEVICES[self.device].is_gpu)
+    def gpus_per_trial(self) -> float:
+        """GPUs of each rank of a trial: 0 on a CPU, else 1 or the part of a trial that shares one."""
+        # Ray counts in 1/10,000.
+        shared = math.floor(10_000 / self.sharing) / 10_000
+        return shared if DEVICES[self.device].is_gpu else 0
+
+    @property
+    def sharing(self) -> int:
+        """Trials that share a GPU; 1 for an `auto` that no plan has replaced."""
+        return 1 if self.trials_per_gpu == "auto" else self.trials_per_gpu
+
+    @model_validator(mode="after")
+    def _shared_by_trials_of_one_rank(self) -> Self:
+        degrees = [
+            name for name in ("tensor_parallel", "data_parallel") if getattr(self, name) not in ("auto", 1)
+        ]
+        if self.trials_per_gpu != 1 and degrees:
+            raise ValueError(
+                f"`trials_per_gpu` is {self.trials_per_gpu}, and `{degrees[0]}` gives a cell several ranks, of which "
+                "NCCL takes one per GPU; leave one of the two out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _no_secret(self) -> Self:

@@ -231,9 +231,10 @@ def check_devices(slots: Slots, device: str, layouts: Collection[Layout] = ()) -
     """Refuse what this machine does not have: Ray does not check GPUs, and trials would use the CPU."""
     cpus, needed = math.ceil(slots.devices * slots.cpus), math.ceil(slots.devices * slots.gpus)
     if needed and needed > (found := local_gpus()):
+        most = int(found / slots.gpus)
         raise SpecError(
             f"`resources.device` {device} with {slots.devices} slots needs {needed} GPUs, and this machine has "
-            f"{found}. Set {f'`resources.slots` to {found} or fewer, or ' if found else ''}`resources.device: cpu`, or "
+            f"{found}. Set {f'`resources.slots` to {most} or fewer, or ' if found else ''}`resources.device: cpu`, or "
             "join a cluster that has them (RAY_ADDRESS)."
         )
     check_capacity(slots, layouts, [Machine({"CPU": cpus, "GPU": needed})])

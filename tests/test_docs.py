@@ -122,6 +122,7 @@ SLOW = {
     "interplay run text 'vary={training.parametrisation: [sp, completep]}' name=transfer": " "
     "frontier.budgets=[12000,27850]",
     "interplay run my-study.yaml": "",
+    "interplay run quickstart name=my-text data.path=corpus.txt": " frontier.budgets=[3100]",
     "interplay run frontier-search": " training.steps=60 frontier.budgets=[3500,8000]",
     "interplay run quickstart-search": " search.max_cells=8",
     "interplay run rank-collapse": " frontier.depths=[2,6]",
@@ -210,7 +211,8 @@ def test_a_training_command_of_the_pages_works(command, folder, ray, monkeypatch
     short = " training.steps=20 training.seeds=1 frontier.depths=[1,2]"
     done = run(command + short + SLOW[command], folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    name = "transfer" if "name=transfer" in command else Path(command.split()[2]).stem
+    named = re.search(r" name=(\S+)", command)
+    name = named[1] if named else Path(command.split()[2]).stem
     assert (folder / "results" / name / "report.html").is_file()
 
 

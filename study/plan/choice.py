@@ -61,18 +61,23 @@ def most_seconds(search: CrossingSection, cells: Sequence[PlannedCell]) -> float
     """Return the most seconds of one device that cells within the limits of a search can take.
 
     Small cells take more seconds per FLOP than large ones: the limit of FLOPs alone gave a half of what a search of
-    minutes took. The relaxed knapsack problem is solved, in which a cell may be trained in part.
+    minutes took. With a price per FLOP in place of their limit the best cells are those with the largest gains. Every
+    price gives an upper bound, and the lowest of these is the optimum of cells that may be trained in part.
     """
-    from scipy.optimize import linprog  # 0.3 s, and few plans need it
+    seconds, flops = (np.array([getattr(p, name) for p in cells]) for name in ("device_seconds", "flops"))
+    if search.max_flops is None:
+        return float(np.sort(seconds)[::-1][: search.max_cells].sum())
 
-    flops = np.array([p.flops for p in cells])
-    limits = [
-        (np.ones(len(cells)), search.max_cells or len(cells)),
-        (flops / flops.max(), (search.max_flops or math.fsum(flops)) / flops.max()),
-    ]
-    rows, most = zip(*limits, strict=True)
-    found = linprog([-p.device_seconds for p in cells], A_ub=np.array(rows), b_ub=most, bounds=(0, 1))
-    return float(-found.fun)
+    def bound(price: float) -> float:
+        gains = np.sort(np.maximum(seconds - price * flops, 0.0))[::-1]
+        return float(gains[: search.max_cells].sum() + price * (search.max_flops or 0.0))
+
+    # It is convex in the price.
+    low, high = 0.0, float(np.max(seconds / flops))
+    for _ in range(100):
+        third = (high - low) / 3
+        low, high = (low, high - third) if bound(low + third) <= bound(high - third) else (low + third, high)
+    return bound(low)
 
 
 def cell_count(search: SearchBase, cells: Sequence[PlannedCell]) -> int:

@@ -1,6 +1,8 @@
 """Pydantic's errors about a spec as one paragraph: the key, its value, allowed values, the near miss."""
 
 import re
+import reprlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -20,6 +22,13 @@ _IN_YAML = {
     "tuple_type": "it should be a list such as [1, 2]",
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "it should be a section with keys"),
 }
+
+
+#: Of a value that is nested by aliases of YAML a whole text could take hours.
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 4
+_BRIEF.maxdict = _BRIEF.maxlist = _BRIEF.maxtuple = 8
+_BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 1000
 
 
 def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel], origin: str) -> str:
@@ -148,4 +157,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 def show(value: object) -> str:
     """Return a value as it is quoted in a message, shortened."""
-    return shortened(repr(value))
+    try:
+        return shortened(_BRIEF.repr(value))
+    except ValueError:  # Python writes no whole number of more digits
+        return f"a value with a number of more than {sys.get_int_max_str_digits():,} digits"

@@ -265,6 +265,7 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("frontier.widths={2: [8, 8]}", ["`frontier.widths.2`", "8 is there more than once"]),
         ("search.sampler=tpe", ["`search.candidates` is missing"]),
         ("search.sampler=best", ["`search.sampler`", "best is no sampler", "grid, crossing, frontier"]),
+        (f"claim=0x{'f' * 4000}", ["`claim` is a value with a number of more than 4,300 digits"]),
         ("frontier.budgets=[5q]", ["`frontier.budgets.0`", "5q is no size", "2k or 7B"]),
         ("search.candidates=4", ["`candidates` is for the sampler `frontier`", "the sampler is `grid`"]),
         ("search.max_cells=9", ["`max_cells` is for the sampler `crossing`", "take `max_cells` out"]),
@@ -768,3 +769,13 @@ def test_a_preset_takes_the_data_of_another_task_whole() -> None:
     spec = load_spec(SMALL, ["data.kind=hops", "data.hops=4"])
     assert spec.data == HopsData(hops=4)
     assert parse_spec(yaml.safe_load(spec.to_yaml())) == spec
+
+
+def test_a_value_that_aliases_nest_is_quoted_in_brief(tmp_path: Path) -> None:
+    """Forty levels of three: a whole text would have 3^40 words."""
+    lines = ["a0: &a0 [x, x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 40))]
+    path = tmp_path / "nested.yaml"
+    path.write_text("claim:\n" + "".join(f"  {line}\n" for line in lines) + Path(SMALL).read_text())
+    with pytest.raises(SpecError, match="`claim` is ") as refused:
+        load_spec(str(path))
+    assert len(str(refused.value)) < 2000

@@ -139,7 +139,8 @@ def _mistake(
         message = re.sub("^(Input|Tuple|Dictionary) should", "it should", message)
         return subject, message[0].lower() + message[1:]
     words = str(expected).replace("'", "").replace(" or ", ", ")
-    return subject, f"allowed: {words}{did_you_mean(str(value), words.split(', '))}"
+    hint = did_you_mean(show(value).strip("'"), words.split(", "))
+    return subject, f"allowed: {words}{hint}"
 
 
 def _keys(models: Sequence[type[BaseModel]]) -> list[str]:

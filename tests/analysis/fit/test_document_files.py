@@ -9,6 +9,7 @@ import pytest
 
 from analysis.errors import InputError
 from analysis.fit.document import Fit
+from analysis.law.threshold_law import solve_depth
 from study.cli import main
 
 #: Every key that a fit file is sure to have, and no other.
@@ -78,18 +79,38 @@ def test_without_depths_every_answer_is_an_extrapolation():
     unknown = Fit.from_json(CONTRACT)
     assert all(unknown.predict(params).extrapolated for params in (1e3, 4100.0, 1e4, 1e9))
     known = Fit.from_json(with_law(depths=[1, 2, 3]))
+    assert 1 < solve_depth(2.5, 0.31, 4100.0) < 2.5
     assert not known.predict(4100.0).extrapolated
+
+
+def test_a_rival_of_which_nothing_is_said_has_no_law():
+    (alternative,) = Fit.from_json(CONTRACT).alternatives
+    assert (alternative.form, alternative.status, alternative.a, alternative.reason) == (
+        "power",
+        "insufficient",
+        None,
+        "not in the file",
+    )
 
 
 BROKEN = {
     "a": ["x", True, math.nan, math.inf, 10**400, None],
     "b": [None, [0.3]],
-    "covariance": [None, [[1, 2]], [[1, 0], [0, "1"]], [[-1, 0], [0, 1]], [[1, 0, 0], [0, 1, 0]]],
-    "a_interval": [[1], 0.3],
-    "depths": ["12", [1, None], None, 3],
+    "covariance": [
+        *(None, [[1, 2]], [1, 2], "none", [[1, 0], [0, "1"]]),
+        *([[-1, 0], [0, 1]], [[1, 0.5], [0, 1]], [[1, 0, 0], [0, 1, 0]]),
+    ],
+    "region": [[[1]], [[1, 2, 3]], [[1, None, True]], 5, None],
+    "a_interval": [[1]],
+    "b_interval": [["low", "high"], 0.3],
+    "params_range": [[1, None]],
+    "depths": ["12", [1, "2"], [1, None], None, 3],
+    "widths": [[True]],
     "level": ["high", 1, None],
     "status": ["fine", []],
     "form": ["linear", {}],
+    "reason": [3],
+    "pairs": [1.5],
 }
 
 
@@ -98,6 +119,7 @@ def test_a_law_of_another_shape_is_refused_by_name(name, value):
     with pytest.raises(InputError, match="This is not a fit file") as caught:
         Fit.from_json(with_law(**{name: value}))
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
     assert name in str(caught.value)
 
 
@@ -107,6 +129,24 @@ def test_the_command_ends_with_a_paragraph(verb, text, monkeypatch, capsys, tmp_
     path = tmp_path / "fit.json"
     path.write_text(json.dumps(CONTRACT).replace('"a": 2.5', f'"a": {text}'))
     assert command(monkeypatch, *verb, "--fit", path) == 2
-    err = capsys.readouterr().err
-    assert "not a fit file" in err
-    assert "Traceback" not in err
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "not a fit file" in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(-1000, 5e-324), (-1e300, 1.0), (-1000, 1e-300), (-200, 1e-200), (-100, 1e-60)]
+)
+def test_a_law_of_absurd_depths_gives_none(a, b):
+    found = Fit.from_json(with_law(a=a, b=b)).predict(1e9)
+    assert found.depth is None
+    assert "finite" in found.reason
+
+
+@pytest.mark.parametrize(("a", "b", "depth"), [(1e300, 1.0, None), (400, 1e-9, None), (3, 1e300, 1)])
+def test_a_law_of_less_than_a_layer_is_answered_with_one(a, b, depth):
+    found = Fit.from_json(with_law(a=a, b=b)).predict(1e9)
+    assert found.extrapolated
+    # A depth of zero to all digits is none.
+    assert found.depth == depth

@@ -3,6 +3,9 @@
 import os
 import random
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 #: The priority of Ray's workers, which `make test-gate` sets: at Ray's own, 15, they starve beside the other lanes, and
 #: a cell that takes seconds took minutes.
@@ -12,6 +15,20 @@ PRIORITY = {k: v for k, v in os.environ.items() if k == "RAY_worker_niceness"}
 def environment_without(*prefixes: str) -> dict[str, str]:
     """This process's environment without the settings of some programs, but with the priority of Ray's workers."""
     return {k: v for k, v in os.environ.items() if not k.startswith(prefixes)} | PRIORITY
+
+
+def run_program(
+    name: str, *arguments: object, home: Path, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a module of the tests that starts Ray, in a process of its own because Ray keeps its token."""
+    return subprocess.run(
+        [sys.executable, "-m", name, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**environment_without("RAY_"), "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0"},
+        timeout=timeout,
+        check=False,
+    )
 
 
 def free_port() -> int:

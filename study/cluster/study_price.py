@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from study.cluster.cluster_file import ClusterFile
 from study.cluster.prices import InstanceType, Pool, hour, instance_type, prices
-from study.plan.plan import Plan, make_plan, wall_seconds
+from study.plan.plan import Plan, make_plan
 from study.plan.planner import with_trials_per_gpu
 from study.spec.devices import DEVICES
 from study.spec.resources import ResourcesSection
@@ -168,9 +168,7 @@ def _check_device(file: ClusterFile, spec: StudySpec, pool: Pool) -> None:
 
 def _option(file: ClusterFile, plan: Plan, found: Capacity, pool: Pool, ranks: int) -> Option:
     count = min(pool.most, math.ceil(found.slots.devices / ranks))
-    work = [(plan.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in plan.main]
-    longest = max((p.seconds for p in plan.main), default=0.0)
-    hours = max(wall_seconds(work, max(1, min(found.slots.devices, count * ranks))), longest) / 3600
+    hours = plan.hours_on(max(1, min(found.slots.devices, count * ranks)))
     head = hour(file, file.head)
     dollars = None if pool.hour is None or head is None else hours * (count * pool.hour + head)
     return Option(pool.name, pool.machine, count, hours, dollars)

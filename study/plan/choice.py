@@ -64,13 +64,14 @@ def most_seconds(search: CrossingSection, cells: Sequence[PlannedCell]) -> float
     minutes took. With a price per FLOP in place of their limit the best cells are those with the largest gains. Every
     price gives an upper bound, and the lowest of these is the optimum of cells that may be trained in part.
     """
+    limit = search.max_flops
     seconds, flops = (np.array([getattr(p, name) for p in cells]) for name in ("device_seconds", "flops"))
-    if search.max_flops is None:
+    if limit is None:
         return float(np.sort(seconds)[::-1][: search.max_cells].sum())
 
     def bound(price: float) -> float:
         gains = np.sort(np.maximum(seconds - price * flops, 0.0))[::-1]
-        return float(gains[: search.max_cells].sum() + price * (search.max_flops or 0.0))
+        return float(gains[: search.max_cells].sum() + price * limit)
 
     # It is convex in the price.
     low, high = 0.0, float(np.max(seconds / flops))

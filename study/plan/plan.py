@@ -113,15 +113,18 @@ class Plan:
         """Hours summed over devices."""
         return self.expected("device_seconds") / 3600
 
-    @property
+    @cached_property
     def hours(self) -> float:
-        """Hours from start to end with as many slots busy as the cells' ranks allow."""
+        """Hours from start to end."""
+        return self.hours_on(self.slots)
+
+    def hours_on(self, slots: int) -> float:
+        """Return the hours from start to end with as many of these slots busy as the cells' ranks allow."""
         if isinstance(self.search, CrossingSection):
-            wall = most_seconds(self.search, self.main) / self.slots
+            wall = most_seconds(self.search, self.main) / slots
         else:
-            wall = wall_seconds(
-                ((self.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in self.main), self.slots
-            )
+            work = ((self.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in self.main)
+            wall = wall_seconds(work, slots)
         longest = max((p.seconds for p in self.main), default=0.0)
         return max(wall, longest) / 3600
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from study.workers.causes import GangError, LossCause, Place, loss_cause, own_place
+from study.workers.causes import LossCause, Place, loss_cause, own_place
 from study.workers.stop_request import stop_requested
 from trainables.cell import Cell, Recipe
 from trainables.diagnostics import Diagnostic
@@ -126,9 +126,8 @@ def in_memory(attempt: Callable[[Layout], Result], layout: Layout, recipe: Recip
         try:
             result = attempt(layout)
         except Exception as error:
-            cause = error.loss_cause if isinstance(error, GangError) else loss_cause(error)
             smaller = layout.with_half_the_sequences(recipe)
-            if cause is not LossCause.MEMORY or smaller is None:
+            if loss_cause(error) is not LossCause.MEMORY or smaller is None:
                 raise
             notes.append(
                 f"out of memory with {layout.sequences(recipe)} sequences at once, so {smaller.sequences(recipe)} "
@@ -141,7 +140,7 @@ def in_memory(attempt: Callable[[Layout], Result], layout: Layout, recipe: Recip
 
 
 def _release_memory() -> None:
-    """Give back what the failed attempt held; its tensors are in cycles with the frames of its exception."""
+    """Give back what a cell held; the tensors of a failed one are in cycles with the frames of its exception."""
     gc.collect()
     if torch := sys.modules.get("torch"):
         torch.cuda.empty_cache()

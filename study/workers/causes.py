@@ -1,4 +1,7 @@
-"""Why a process was lost, in words: its machine, its memory, or the process alone. Nothing is decided by it."""
+"""Why a process was lost, in words: its machine, its memory, or the process alone.
+
+Only memory that could not be allocated decides anything: `study.run.trial` then tries fewer sequences at once.
+"""
 
 import os
 import re
@@ -82,6 +85,8 @@ def loss_cause(
         place: where the process was, if it is known.
         is_local: whether this process is on the machine of `place`, under the same limit of memory.
     """
+    if isinstance(error, GangError):
+        return error.loss_cause
     from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, WorkerCrashedError
 
     text = str(error)
@@ -133,12 +138,12 @@ def failure_reason(
     process = "the process of the trial"
     if ranks > 1:
         process = f"the supervisor of {ranks} ranks{f' ({place})' if place else ''}"
+    cause = loss_cause(error, place, is_local=is_local)
     if isinstance(error, GangError):
-        cause, reason = error.loss_cause, message(error)
+        reason = message(error)
     elif error is None:
-        cause, reason = None, f"{process} was lost"
+        reason = f"{process} was lost"
     else:
-        cause = loss_cause(error, place, is_local=is_local)
         reason = describe(error, cause, process) if cause else as_text(error)
     if cause is None or not cause.of_memory:
         return reason

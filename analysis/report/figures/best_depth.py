@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from analysis.fit.document import Fit
 from analysis.fit.sentences import REACH
@@ -160,10 +160,9 @@ def profile_figure(context: Context) -> Figure | None:
         if found["depth"].max() == depths[-1]:
             arrow = {"arrowstyle": "-|>", "color": palette.INK, "linewidth": 1.6}
             axes.annotate("", (depths[-1] * 1.4, 0), xytext=(depths[-1], 0), arrowprops=arrow)
-        axes.set_ylim(-1.1 * WITHIN, 1.3 * max(float(table["excess"].max()), WITHIN))
-        axes.set_yticks([tick for tick in TICKS if tick <= max(table["excess"].max(), WITHIN)])
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_locator(NullLocator())
+        top = max(float(table["excess"].max()), WITHIN)
+        axes.set_ylim(-1.1 * WITHIN, 1.3 * top)
+        set_ticks(axes.yaxis, FixedLocator([tick for tick in TICKS if tick <= top]), "{:g}".format)
         depth_axis(axes, depths)
         axes.grid(axis="x", visible=False)
         finish(canvas, axes, "depth L (layers)", "excess loss (nats per token)")

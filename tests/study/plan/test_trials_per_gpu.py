@@ -23,13 +23,12 @@ def test_tiny_cells_share_a_gpu_and_large_ones_do_not() -> None:
 
 def test_auto_is_as_many_as_leave_the_gpu_idle_for_each_other() -> None:
     """A step of the largest cell and the fixed part of it, by the constants of the device."""
-    spec = shared("frontier.budgets=[2e6, 6e6]", "training.batch=64", "frontier.tolerance=0.5")
+    overrides = ("frontier.budgets=[2e6, 6e6]", "training.batch=64", "frontier.tolerance=0.5")
+    spec, alone = shared(*overrides), make_plan(load_spec(SMALL, (*GPU, *overrides)))
     device = DEVICES["h100-80gb"]
     steps = [
-        (planned.seconds / planned.cell.recipe.steps, planned.cell.shape.depth)
-        for planned in make_plan(load_spec(SMALL, (*GPU, "frontier.budgets=[2e6, 6e6]", "training.batch=64",
-                                                   "frontier.tolerance=0.5"))).cells
-    ]  # fmt: skip
+        (planned.seconds / planned.cell.recipe.steps, planned.cell.shape.depth) for planned in alone.cells
+    ]
     fixed = [device.seconds_per_step + depth * device.seconds_per_step_layer for _, depth in steps]
     least = min(step / (step - part) for (step, _), part in zip(steps, fixed, strict=True))
     # The seconds of a cell have its evaluations too, a few per cent.
@@ -42,7 +41,8 @@ def test_each_has_its_part_of_the_memory_and_of_the_slots() -> None:
     assert plan.planner.layouts.usable == int(80e9 * USABLE_MEMORY / 4)
     assert plan.planner.spec.resources.gpus_per_trial == 0.25
     assert {planned.layout.ranks for planned in plan.cells} == {1}
-    assert plan.cost == pytest.approx(whole.cost / 4 if whole.cost else None)
+    assert whole.cost
+    assert plan.cost == pytest.approx(whole.cost / 4)
     assert any("4 trials share a GPU" in note for note in plan.notes)
 
 

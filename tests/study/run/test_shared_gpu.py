@@ -1,11 +1,8 @@
 """Trials that share a GPU are placed on it together, as many as the spec says."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.environment import environment_without
+from tests.environment import run_program
 
 
 @pytest.mark.slow
@@ -14,14 +11,7 @@ def test_four_trials_run_on_one_gpu_at_a_time(tmp_path):
     """The GPU is a number that Ray is told of; in a process of its own, for Ray keeps its token."""
     root = tmp_path / "root"
     root.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.study.run.shared_gpu", root],
-        env={**environment_without("RAY_"), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = run_program("tests.study.run.shared_gpu", root, home=tmp_path, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "GPUs 0 cells 8 most 4" in done.stdout
     assert "told " + " ".join(["1.0"] * 8) in done.stdout

@@ -1,8 +1,6 @@
 """Which machines a cluster has and may start, and where a trial's ranks are put on them."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -24,7 +22,7 @@ from study.workers.machines import (
     possible_machines,
     read_autoscaler_limits,
 )
-from tests.environment import environment_without
+from tests.environment import run_program
 from trainables.layout import Layout
 
 
@@ -127,14 +125,7 @@ def test_a_machine_that_kills_two_trials_gets_no_more_of_them(tmp_path):
     """Two raylets of this machine, as two machines; in a process of its own, for Ray keeps its token."""
     root = tmp_path / "root"
     root.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.study.ill_machine", root],
-        capture_output=True,
-        text=True,
-        env={**environment_without("RAY_"), "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"},
-        timeout=280,
-        check=False,
-    )
+    done = run_program("tests.study.ill_machine", root, home=tmp_path, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     tries = [line.split()[1:] for line in lines if line.startswith("try")]
@@ -149,17 +140,9 @@ def test_a_machine_that_kills_two_trials_gets_no_more_of_them(tmp_path):
 @pytest.mark.timeout(600)
 def test_a_gang_waits_for_whole_groups_and_outlives_one_of_its_machines(tmp_path):
     """Three raylets of this machine, as three machines; in a process of its own, for Ray keeps its token."""
-    kept = environment_without("RAY_")
     root = tmp_path / "root"
     root.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.study.placed", root],
-        capture_output=True,
-        text=True,
-        env={**kept, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"},
-        timeout=580,
-        check=False,
-    )
+    done = run_program("tests.study.placed", root, home=tmp_path, timeout=580)
     assert done.returncode == 0, done.stderr
     assert re.search(
         r"^retried (the machine of )?rank [23] of 4 \(host .*, pid \d+\) (was lost|cannot be reached)",

@@ -121,7 +121,8 @@ def profile_figure(context: Context) -> Figure | None:
     tied = ", rings mark depths statistically tied with the best" if table["near"].any() else ""
     caption = (
         f"Loss above the lowest one of each size, in grey within {WITHIN:g} nats, and logarithmic above. Below zero "
-        f"are the sizes at which a depth is best and their d/L; an arrow marks the deepest depth tried{tied}."
+        "are the sizes at which a depth is best and their d/L; an arrow marks a best depth that is the deepest "
+        f"tried{tied}."
     )
 
     def draw() -> Canvas:

@@ -95,3 +95,11 @@ def ends(interval: _Ends, significant: int = 2) -> str:
 def human_range(interval: _Ends | None) -> str:
     """An interval of counts in a sentence, such as `2.7–3.9 thousand`: one unit is named once."""
     return re.sub(r"^(\S+) (\w+)–(\S+) \2$", r"\1–\3 \2", span(interval, human))
+
+
+def factors(interval: _Ends | None) -> str:
+    """An interval of logarithms as one of factors, such as `1.2 to 2.6`; `none` without one."""
+    if interval is None:
+        return "none"
+    low, high = (None if end is None else math.exp(end) for end in interval)
+    return ends((low, high), 3)

@@ -13,7 +13,6 @@ from analysis.curves.shape_means import shape_means
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
 from analysis.fit.answer import NextDepth, next_depth
-from analysis.fit.crossing_shift import ChangedStudy, paired_shifts
 from analysis.fit.rate_check import RateCheck, widened
 from analysis.fit.study import Study, estimates_of, study_of
 from analysis.law.crossings import Crossing
@@ -53,7 +52,6 @@ class Fit:
         used, left_out: number of rows used, and every other row with its reason.
         warnings: sentences for the reader.
         level: of the intervals.
-        shifts: how far the crossings move with the learning rate (sensitivity runs).
         learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
         next_depth: what to train next if the deepest model is the best at the largest size.
         study: what the figures are drawn from; None if read from a file.
@@ -75,7 +73,6 @@ class Fit:
     count: str = "nonembedding"
     epochs: Epochs | None = None
     warnings: tuple[str, ...] = ()
-    shifts: tuple[ChangedStudy, ...] = ()
     learning_rate: RateCheck | None = None
     next_depth: NextDepth | None = None
     # A file has no study: data frames are not read.
@@ -145,7 +142,7 @@ def fit_of(study: Study) -> Fit:
     """The fit of a study: its laws with their held-out regret, best shapes, checks and warnings."""
     comparison, curves, found = study.comparison, study.curves, study.crossings
     law, *alternatives = study.laws
-    again, epochs = study.sensitivity_runs, epochs_of(study.rows)
+    epochs = epochs_of(study.rows)
     repeated = [epochs.warning] if epochs and epochs.warning else []
     return Fit(
         crossings=widened(found.items, study.learning_rate),
@@ -164,7 +161,6 @@ def fit_of(study: Study) -> Fit:
         left_out=(*study.runs.left_out, *why_not(study.runs.frame, comparison.left_out)),
         warnings=(*study.runs.notes, *comparison.warnings, *repeated, *_warnings(study)),
         level=found.level,
-        shifts=() if again is None else paired_shifts(again, study.rows, curves, found),
         learning_rate=study.learning_rate,
         next_depth=next_depth(study.rows, study.best),
         study=study,

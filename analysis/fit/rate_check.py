@@ -3,29 +3,38 @@
 Losses at one learning rate per shape compare shapes under a rule of the rate. If the rule is off by an amount that
 depends on depth, the crossing is off too: simulated with 0.03 nats at a factor of two, 14 % of 95 % intervals held the
 crossing at the best rates. A crossing is checked if three rates or more bracket the best one for both depths at the
-sizes next to it. Either the study trained these rates (`analysis.runs.learning_rates`) or sensitivity runs did.
+sizes next to it. Either the study trained these rates (`analysis.runs.learning_rates`) or sensitivity runs did: the
+shapes next to a crossing trained again, with the same seeds, at other multiples of their rate. Sensitivity runs (rows
+with a value in the column `purpose`) enter nothing else: the lowest loss over several rates would be taken for the loss
+of the shape.
 
 From sensitivity runs the loss at the best rate is that of the parabola in ln lr through the lowest mean loss and its
 two neighbours. It changes the gap of the two depths and so moves their crossing. The interval that is stated holds the
 interval at the study's own rates and the one at the best rates.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t as student
 
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
-from analysis.fit.crossing_shift import CrossingShift, PairedRuns, pair_runs, paired_shift
+from analysis.fit.crossing_shift import CrossingShift, interpolation, shift_by
 from analysis.intervals import hull
-from analysis.law.crossings import Crossing, Crossings
+from analysis.law.crossings import Crossing, Crossings, Gap
 from analysis.numbers import counted, duration, listed
 from analysis.runs.comparison import Comparison
 from analysis.runs.learning_rates import bracketed_minimum
-from analysis.runs.table import RunTable
+from analysis.runs.table import RunTable, why_not
 
+#: Value of the column `purpose` of a sensitivity run; empty in the main study.
+SENSITIVITY = "sensitivity"
+#: Variance of a difference of two independent runs over that of one: assumed (and too large) if no shape has two seeds.
+INDEPENDENT = 2.0
 #: Standard errors by which a rate at the end of those tried must be better for the best one to lie beyond it: by chance
 #: in 4 % of the checks of eight shapes whose loss does not depend on the rate.
 BEYOND = 2.6
@@ -86,6 +95,35 @@ class RateCheck:
         return f"The learning rate is not checked{where}: {self.how} ({counted(self.runs, 'run')}{cost})."
 
 
+@dataclass(frozen=True)
+class PairedRuns:
+    """Sensitivity runs less the runs of the same shape and seed in the study.
+
+    Attributes:
+        groups: by shape and factor of the rate: depth, params, factor, x = ln N, count, change (mean, nats per token),
+            variance of `change`.
+        lost: depth, params and factor of the runs that diverged.
+        dof: degrees of freedom of the variances, which are pooled over all shapes.
+    """
+
+    groups: pd.DataFrame
+    lost: pd.DataFrame
+    dof: float
+
+
+def split_sensitivity_runs(runs: RunTable) -> tuple[RunTable, RunTable | None]:
+    """Split into the main study, which lists sensitivity runs as left out, and the sensitivity runs, if any."""
+    frame = runs.frame
+    if "purpose" not in frame.columns or not (frame["purpose"] != "").any():
+        return runs, None
+    rows = frame.index[frame["purpose"] != ""]
+    usable = runs.used.index.intersection(rows)
+    reason = "a sensitivity run: trained at another learning rate on purpose, so it enters no crossing"
+    left_out = [*runs.left_out, *why_not(frame, dict.fromkeys(usable.tolist(), reason))]
+    main = replace(runs, frame=frame.drop(index=rows), used=runs.used.drop(index=usable), left_out=left_out)
+    return main, replace(runs, frame=frame.loc[rows], used=runs.used.loc[usable], left_out=[])
+
+
 def check_rates(
     again: RunTable | None, main: Comparison, curves: Curves, crossings: Crossings
 ) -> RateCheck | None:
@@ -104,12 +142,12 @@ def check_rates(
         if pair.reason and best and gap and item.params is not None:
             tried = near_crossing(best.groups, item)
             if tried["depth"].nunique() == 2:
-                shift = paired_shift(item, gap, best, "its best rate", curves, crossings.level)
+                shift = _shift_to_best(item, gap, best, curves, crossings.level)
                 beyond = [str(depth) for depth in tried.loc[~tried["bracketed"], "depth"].unique()]
-                words = (
-                    f"the best rate at depth {listed(beyond)} may lie beyond those tried" if beyond else None
-                )
-                pair = replace(pair, shift=shift, reason=words)
+                pair = replace(pair, shift=shift, reason=None)
+                if beyond:
+                    words = f"the best rate at depth {listed(beyond)} may lie beyond those tried"
+                    pair = replace(pair, reason=words)
         pairs.append(pair)
         missing |= set(near.index) if pair.reason else set()
     return RateCheck(tuple(pairs), 2 * len(missing)) if pairs else None
@@ -138,6 +176,50 @@ def widened(crossings: Sequence[Crossing], check: RateCheck | None) -> tuple[Cro
                 item = replace(item, status="ambiguous", reason=OUTSIDE)
         found.append(item)
     return tuple(found)
+
+
+def pair_runs(again: RunTable, rows: pd.DataFrame, curves: Curves) -> PairedRuns:
+    """Join sensitivity runs with the runs of the same shape and seed (rows compared in the study, of `curves`)."""
+    pairs = _joined(again.used, rows)
+    groups = pairs.groupby(["depth", "params", "factor"])
+    means = groups[["change", "base"]].mean().assign(count=groups.size()).reset_index()
+    # The variance of a difference is in proportion to that of one seed.
+    noise, ratio, dof = curves.noise, INDEPENDENT, float((means["count"] - 1).sum())
+    if dof > 0 and noise.known:
+        residual = pairs["change"] - groups["change"].transform("mean")
+        ratio = float(((residual / noise.sd_at(pairs["base"].to_numpy(dtype=float))) ** 2).sum()) / dof
+    else:
+        dof = noise.dof
+    variance = ratio * noise.sd_at(means["base"].to_numpy(dtype=float)) ** 2 / means["count"]
+    lost = _joined(again.frame[again.frame["status"] == "diverged"], rows)
+    return PairedRuns(means.assign(x=np.log(means["params"]), variance=variance), lost, dof)
+
+
+def _joined(part: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Sensitivity runs with depth, params, seed, factor (of the rate), base (loss in the study) and change."""
+    run = ["depth", "params", "seed"]
+    own = rows[[*run, "lr"]].assign(base=rows["loss"])
+    both = part[[*run, "lr", "tokens", "loss"]].merge(own, on=run, suffixes=("", "_own"))
+    factor = (both["lr"] / both["lr_own"]).map(lambda value: float(f"{value:.6g}"))
+    both = both.assign(factor=factor, change=both["loss"] - both["base"])
+    both = both[np.isfinite(factor) & (factor > 0) & (factor != 1)]
+    # Duplicates are averaged; of several checkpoints of one run the last counts.
+    means = both.groupby([*run, "factor", "tokens"], dropna=False)[["base", "change"]].mean().reset_index()
+    return pd.DataFrame(means.groupby([*run, "factor"], as_index=False).last())
+
+
+def _shift_to_best(item: Crossing, gap: Gap, best: PairedRuns, curves: Curves, level: float) -> CrossingShift:
+    """The shift of one crossing, which has N, from the study's rates to the best ones, of which `best` has a row."""
+    where, change, variance, runs = math.log(item.params or 1.0), 0.0, 0.0, 0
+    for depth, sign in ((item.shallow, 1.0), (item.deep, -1.0)):
+        part = best.groups[best.groups["depth"] == depth]
+        weight = interpolation(part["x"].to_numpy(dtype=float), where)
+        change += sign * float(weight @ part["change"])
+        variance += float(weight**2 @ part["variance"])
+        runs += int(part.loc[weight > 0, "count"].sum())
+    quantile = float(student.ppf((1 + level) / 2, min(best.dof, curves.dof)))
+    found = shift_by(item, gap, change, variance, quantile if curves.noise.known else math.nan)
+    return replace(found, runs=runs, diverged=int(best.lost["depth"].isin((item.shallow, item.deep)).sum()))
 
 
 def _best_rates(paired: PairedRuns, known: bool) -> PairedRuns:

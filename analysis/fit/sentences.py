@@ -1,14 +1,13 @@
-"""The findings of a fit in sentences: headlines, scores of a task, shifts of crossings, next steps."""
+"""The findings of a fit in sentences: headlines, scores of a task, next steps."""
 
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pandas as pd
 
 from analysis.fit.answer import shape_sentence, use_sentence
-from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy, CrossingShift, moved
 from analysis.fit.document import Fit
 from analysis.fit.measures import TARGETS, MeasureData, Value, label, measure_by_value
 from analysis.intervals import Interval
@@ -34,10 +33,6 @@ SCORES = {
 #: Columns of the accuracy at one difficulty of a task: `accuracy_hops_8` covers the sequences of eight hops. Other
 #: columns of a foreign table, such as `accuracy_top_5`, do not match.
 GRADED = re.compile(r"accuracy_(hops|diameter)_(\d+)")
-#: Multiples of a learning rate that have a name.
-RATES = {0.5: "half the learning rate", 1.0: "the study's own learning rate", 2.0: "double the learning rate"}
-#: Shifts that the sentence names; the table has all.
-MOST_NAMED = 3
 
 
 def count_phrase(count: str) -> str:
@@ -233,10 +228,10 @@ def answers(fit: Fit) -> list[str]:
 
 
 def findings(fit: Fit) -> list[str]:
-    """Scores of a task, the headlines, and the shifts at other learning rates."""
+    """Scores of a task, the headlines, and the check of the learning rate."""
     check = fit.learning_rate
-    checked = check.sentence if check and check.checked else ""
-    return [*score_sentences(fit), *headlines(fit), *filter(None, [shift_sentence(fit.shifts), checked])]
+    checked = [check.sentence] if check and check.checked else []
+    return [*score_sentences(fit), *headlines(fit), *checked]
 
 
 def next_steps(fit: Fit) -> list[str]:
@@ -310,66 +305,3 @@ def grouped(texts: Iterable[str], values: Iterable[Value], key: str = "") -> lis
     """`TEXT at 1, 2 and 4` for consecutive values of equal text; `key` stands before the values."""
     groups = itertools.groupby(zip(texts, values, strict=True), lambda pair: pair[0])
     return [f"{text} at {key}{listed([label(value) for _, value in group])}" for text, group in groups]
-
-
-def condition(key: str, value: Value) -> str:
-    """A value of a key in words, such as `half the learning rate` or `training.parametrisation mup`."""
-    if key == LEARNING_RATE:
-        return RATES.get(float(value), f"{label(value)} times the learning rate")
-    return f"{key} {label(value)}"
-
-
-def factors(interval: Interval | None) -> str:
-    """An interval of ln N as one of factors of N, such as `1.2 to 2.6`; `none` without one."""
-    if interval is None:
-        return "none"
-    low, high = (None if end is None else math.exp(end) for end in interval)
-    return ends((low, high), 3)
-
-
-def factor_phrase(pair: CrossingShift, level: float) -> str:
-    """A shift as a factor of N, such as `1.8 times the N (95 %: 1.2 to 2.6)`."""
-    bounds = f"{percent(level)}: {factors(pair.shift_interval)}"
-    if pair.shift_interval is None:
-        bounds = "no noise estimate"
-    if pair.shift is not None:
-        return f"{digits(math.exp(pair.shift), 3)} times the N ({bounds})"
-    return f"another N ({bounds} times; {pair.reason})" if pair.reason else f"another N ({bounds} times)"
-
-
-def shift_sentence(studies: Sequence[ChangedStudy]) -> str:
-    """Whether a change of one key moves the crossings; empty without a study of that key."""
-    if not studies:
-        return ""
-    first = studies[0]
-    pairs = [pair for study in studies for pair in study.pairs]
-    bounded = [pair for pair in pairs if pair.shift_interval is not None]
-    start = condition(first.key, first.base)
-    changed = f"other values of the {first.key}" if len(studies) > 1 else condition(first.key, first.value)
-    if not bounded:
-        why = (
-            "there is no noise estimate"
-            if any(pair.shift is not None for pair in pairs)
-            else "no pair of depths has a crossing on both sides"
-        )
-        return f"Whether crossings move between {start} and {changed} is unknown: {why}."
-    found = moved(studies)
-    together = any(pair.p_value is not None for pair in pairs)
-    if not found:
-        how = percent(first.level) + (f", {len(bounded)} comparisons together" if together else "")
-        limits = [end for pair in bounded for end in pair.shift_interval or ()]
-        most = math.exp(max(abs(end or 0.0) for end in limits))
-        limit = f"; a shift by more than a factor {digits(most)} of N is excluded"
-        limit = ", but the size of a shift is not bounded" if None in limits else limit
-        return f"No crossing moves beyond the noise between {start} and {changed} ({how}){limit}."
-    parts = [
-        f"{pair.shallow} → {pair.deep} at {condition(study.key, study.value)} to {factor_phrase(pair, study.level)}"
-        for study, pair in found[:MOST_NAMED]
-    ]
-    more = f"; {len(found) - MOST_NAMED} more are in the table" if len(found) > MOST_NAMED else ""
-    share = f"{len(found)} of {len(bounded)} comparisons"
-    sentence = f"Against {start}, crossings move in {share}: {'; '.join(parts)}{more}."
-    if together or len(bounded) == 1:
-        return sentence
-    chance = f"{100 * (1 - first.level ** len(bounded)):.0f} %"
-    return f"{sentence} (By chance alone one of {len(bounded)} stands out in up to {chance} of studies.)"

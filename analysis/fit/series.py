@@ -7,7 +7,7 @@ fitted across members; every number comes from one member's fit or run table.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,27 @@ import pandas as pd
 
 from analysis.curves.best_shapes import BestShape
 from analysis.errors import InputError
-from analysis.fit.crossing_shift import ChangedStudy, shift_between, split_sensitivity_runs
+from analysis.fit.crossing_shift import CrossingShift, shift_between
 from analysis.fit.document import Fit
-from analysis.fit.measures import MeasureData, Value, ValueAxis, are_numbers, measure_by_value, value_axis
+from analysis.fit.measures import (
+    MeasureData,
+    Value,
+    ValueAxis,
+    are_numbers,
+    label,
+    measure_by_value,
+    value_axis,
+)
+from analysis.fit.rate_check import split_sensitivity_runs
 from analysis.law.crossings import Crossing
+from analysis.numbers import digits, factors, percent
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
 
 #: Measures shown by default, in this order.
 MEASURES = ("accuracy", "loss")
+#: Shifts that the sentence names; the table has all.
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,15 @@ class ByValue:
     def table(self) -> pd.DataFrame:
         """For the CSV."""
         return self.rows.drop(columns="place")
+
+
+@dataclass(frozen=True)
+class ShiftedStudy:
+    """The shifts of the crossings of one member from those of the first one, whose value is `base`."""
+
+    base: Value
+    value: Value
+    pairs: tuple[CrossingShift, ...]
 
 
 def in_order(members: Sequence[Member]) -> list[Member]:
@@ -105,39 +126,55 @@ def crossing_row(item: Crossing) -> dict[str, Any]:
 
 
 def best_row(item: BestShape) -> dict[str, Any]:
-    """The best depth of a budget at the N compared, and the depths statistically tied with it; NaN without noise."""
-    near = item.near or ()
-    return {
-        **{name: getattr(item, name) for name in ("budget", "params", "depth", "width", "loss")},
-        "near_low": float(min(near, default=math.nan)),
-        "near_high": float(max(near, default=math.nan)),
-        "near": " ".join(map(str, near)),
-    }
+    """The best depth of a budget at the N compared, and the depths statistically tied with it."""
+    names = ("budget", "params", "depth", "width", "loss")
+    return {**{name: getattr(item, name) for name in names}, "near": " ".join(map(str, item.near or ()))}
 
 
-def shifts_by_value(key: str, members: Sequence[Member]) -> tuple[ChangedStudy, ...]:
+def shifts_by_value(members: Sequence[Member]) -> tuple[ShiftedStudy, ...]:
     """The shifts of each member's crossings from those of the first member that has a fit."""
     fitted = [(member.value, member.fit) for member in in_order(members) if member.fit is not None]
-    studies = [compare_fits(fitted[0][1], fit, key, fitted[0][0], value) for value, fit in fitted[1:]]
-    bounded = [
-        replace(
-            study, pairs=tuple(pair for pair in study.pairs if pair.shift is not None or pair.shift_interval)
-        )
-        for study in studies
-    ]
-    return tuple(study for study in bounded if study.pairs)
+    studies = [shifted(fitted[0][1], fit, fitted[0][0], value) for value, fit in fitted[1:]]
+    return tuple(study for study in studies if study.pairs)
 
 
-def compare_fits(own: Fit, other: Fit, key: str, base: Value, value: Value) -> ChangedStudy:
-    """Compare the crossings of two fits of the same level: of a study itself, and after a key was changed."""
+def shifted(own: Fit, other: Fit, base: Value, value: Value) -> ShiftedStudy:
+    """Compare the crossings of two fits of the same level; without the pairs of which nothing is known."""
     theirs = {(item.shallow, item.deep): item for item in other.crossings}
-    pairs = tuple(
+    pairs = [
         shift_between(item, theirs[item.shallow, item.deep])
         for item in own.crossings
         if (item.shallow, item.deep) in theirs
-    )
-    slope = None if own.law.b is None or other.law.b is None else other.law.b - own.law.b
-    return ChangedStudy(key, base, value, pairs, own.level, other.used, slope)
+    ]
+    known = tuple(pair for pair in pairs if pair.shift is not None or pair.shift_interval)
+    return ShiftedStudy(base, value, known)
+
+
+def shift_sentence(key: str, studies: Sequence[ShiftedStudy], level: float) -> str:
+    """Whether crossings move with the key; empty without a crossing that is known on both sides."""
+    pairs = [(study, pair) for study in studies for pair in study.pairs if pair.shift_interval is not None]
+    if not pairs:
+        return ""
+    moved = sorted((item for item in pairs if item[1].significant), key=lambda item: -abs(item[1].shift or 0))
+    base = f"{key} {label(studies[0].base)}"
+    if not moved:
+        ends = [end for _, pair in pairs for end in pair.shift_interval or ()]
+        limit = "; the size of a shift is not bounded"
+        if None not in ends:
+            most = math.exp(max(abs(end or 0.0) for end in ends))
+            limit = f"; a shift by more than a factor {digits(most)} of N is excluded"
+        return f"No crossing moves beyond the noise from {base} to other values ({percent(level)}){limit}."
+    parts = []
+    for study, pair in moved[:MOST_NAMED]:
+        factor = "another N" if pair.shift is None else f"{digits(math.exp(pair.shift), 3)} times the N"
+        bounds = f"{percent(level)}: {factors(pair.shift_interval)}"
+        parts.append(f"{pair.shallow} → {pair.deep} at {label(study.value)} to {factor} ({bounds})")
+    more = f"; {len(moved) - MOST_NAMED} more are in the table" if len(moved) > MOST_NAMED else ""
+    sentence = f"Against {base}, {len(moved)} of {len(pairs)} crossings move: {'; '.join(parts)}{more}."
+    if len(pairs) == 1:
+        return sentence
+    chance = f"{100 * (1 - level ** len(pairs)):.0f} %"
+    return f"{sentence} (By chance alone one of {len(pairs)} stands out in up to {chance} of studies.)"
 
 
 def measures_of(members: Sequence[Member]) -> list[str]:

@@ -12,8 +12,7 @@ import pandas as pd
 from analysis.curves.best_shapes import BestShape, best_shapes
 from analysis.curves.curves import Curves, build_curves
 from analysis.errors import InputError
-from analysis.fit.crossing_shift import split_sensitivity_runs
-from analysis.fit.rate_check import RateCheck, check_rates
+from analysis.fit.rate_check import RateCheck, check_rates, split_sensitivity_runs
 from analysis.law.crossings import Crossings, find_crossings
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
 from analysis.law.prediction import predict

@@ -6,7 +6,7 @@ from typing import Any
 
 from analysis.files import write_json
 from analysis.fit.measures import TARGETS, MeasureData, label
-from analysis.fit.sentences import grouped, needed_sentence, shift_sentence
+from analysis.fit.sentences import grouped, needed_sentence
 from analysis.fit.series import (
     ByValue,
     Member,
@@ -15,13 +15,21 @@ from analysis.fit.series import (
     in_order,
     measure_data,
     measures_of,
+    shift_sentence,
     shifts_by_value,
 )
-from analysis.numbers import counted, digits, ends, human, human_range, layers, percent
+from analysis.numbers import counted, digits, human, human_range, layers, percent
 from analysis.report.figures import palette
-from analysis.report.figures.by_value import best_figure, crossings_figure, measure_figure
+from analysis.report.figures.by_value import crossings_figure, measure_figure
 from analysis.report.html import Page, Section, provenance, write_page
-from analysis.report.tables import crossings_by_value, finite_ends, members_table, needed_table, shifts_table
+from analysis.report.tables import (
+    best_by_value,
+    crossings_by_value,
+    finite_ends,
+    members_table,
+    needed_table,
+    shifts_by_value_table,
+)
 
 #: Maximum number of pairs of depths with a sentence.
 MOST_PAIRS = 3
@@ -68,17 +76,13 @@ def write_series(
     members = in_order(members)
     fits = [member.fit for member in members if member.fit is not None]
     level = next((fit.level for fit in fits), 0.95)
-    crossings, best, shifts = crossing_data(members), best_data(members), shifts_by_value(key, members)
+    crossings, best, shifts = crossing_data(members), best_data(members), shifts_by_value(members)
     found = [measure_data(members, name, TARGETS.get(name)) for name in measures_of(members)]
     measures = [data for data in found if data is not None]
-    words = [slope_sentence(key, members, level), *(needed_sentence(key, data) for data in measures)]
-    if comparable:
-        words += [compared_sentence(key, data) for data in measures if data.name == "loss"]
-    crossed, depths = crossing_sentences(key, crossings, level), [best_sentence(key, best)]
-    # Inconclusive crossings come last.
-    is_settled = crossings is not None and (crossings.rows["status"] == "bracketed").any()
-    first, last = (crossed, depths) if is_settled else (depths, crossed)
-    words = list(filter(None, [*words, *first, shift_sentence(shifts), *last])) or [f"{NOTHING} {key}."]
+    words = [needed_sentence(key, data) for data in measures]
+    words += [compared_sentence(key, data) for data in measures if comparable and data.name == "loss"]
+    words += [*crossing_sentences(key, crossings, level), shift_sentence(key, shifts, level)]
+    words = list(filter(None, [*words, best_sentence(key, best)])) or [f"{NOTHING} {key}."]
     unchecked = [fit.learning_rate for fit in fits if fit.learning_rate and not fit.learning_rate.checked]
     if unchecked:
         words.append(f"In {counted(len(unchecked), 'member')}: {unchecked[-1].sentence}")
@@ -109,26 +113,30 @@ def write_series(
         [needed_table(key, data) for data in measures],
         folded=False,
     )
-    figures = [] if crossings is None else [crossings_figure(crossings, key, level)]
-    figures += [] if best is None else [best_figure(best, key)]
-    by_value = Section("Crossings and best depths", figures=figures, folded=False)
+    by_value = Section(
+        "Crossings and best depths",
+        figures=[] if crossings is None else [crossings_figure(crossings, key, level)],
+        tables=[None if best is None else best_by_value(key, best)],
+        folded=False,
+    )
     numbers = None if crossings is None else crossings_by_value(key, crossings, level)
-    same = COMPARED if comparable else APART
     sections = [
         # Measures with a target are what a task is about, so they come first.
         *((by_depth, by_value) if aimed else (by_value, by_depth)),
-        Section("Crossings in numbers", tables=[numbers, shifts_table(shifts)]),
+        Section("Crossings in numbers", tables=[numbers, shifts_by_value_table(key, shifts, level)]),
         Section(
             "The members",
-            [f"The members differ in {key} only; nothing is fitted across them.", same],
+            [
+                f"The members differ in {key} only; nothing is fitted across them.",
+                COMPARED if comparable else APART,
+            ],
             tables=[members_table(key, about)],
             links={f"{key} {label(item.value)}": item.report for item in members if item.report},
         ),
         provenance(facts or {}, {"series.json: every number above": "series.json"}),
     ]
     pairs = 0 if crossings is None else len(crossings.rows[["shallow", "deep"]].drop_duplicates())
-    budgets = 0 if best is None else best.rows["budget"].nunique()
-    colours = palette.variables(depth=pairs, budget=budgets, value=len(members))
+    colours = palette.variables(depth=pairs, budget=0, value=len(members))
     return write_page(folder, Page(title, words, sections), ("crossings", "best_depth", "measure_*"), colours)
 
 
@@ -172,21 +180,6 @@ def compared_sentence(key: str, data: MeasureData) -> str:
     rows = rows.sort_values("mean", ascending=data.lower)
     parts = [f"{digits(row['mean'], 4)} at {label(row['value'])}" for row in rows.to_dict("records")]
     return f"Mean {data.name} of {layers(int(depth))} at N ≈ {human(float(params))}, by {key}: {', '.join(parts)}."
-
-
-def slope_sentence(key: str, members: Sequence[Member], level: float) -> str:
-    """The slope of the threshold law at each value; empty if no value has one with an interval."""
-    slopes = []
-    for member in members:
-        b, interval = (member.fit.law.b, member.fit.law.b_interval) if member.fit else (None, None)
-        if b is None or interval is None or None in interval:
-            slopes.append(UNSETTLED)
-        else:
-            slopes.append(f"{digits(b)} ({percent(level)}: {ends(interval)})")
-    if set(slopes) == {UNSETTLED}:
-        return ""
-    parts = grouped(slopes, [member.value for member in members])
-    return f"Slope b of the threshold law ln d = a + b·L, by {key}: {'; '.join(parts)}."
 
 
 def crossing_sentences(key: str, data: ByValue | None, level: float) -> list[str]:

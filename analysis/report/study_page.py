@@ -12,7 +12,6 @@ from analysis.fit.sentences import (
     law_sentence,
     next_steps,
     noise_sentence,
-    shift_sentence,
 )
 from analysis.numbers import counted
 from analysis.report.figures import best_depth, diagnostics, gaps, loss, palette, transition
@@ -28,8 +27,8 @@ from analysis.report.tables import (
     extrapolation_table,
     laws_table,
     needed_table,
+    rate_shifts_table,
     reasons_table,
-    shifts_table,
 )
 from analysis.runs.table import RunTable
 
@@ -121,7 +120,7 @@ def study_sections(context: Context) -> list[Section]:
         Section("Shapes in numbers", tables=[needed, best_table(fit), extrapolation_table(runs, fit)]),
         Section("Crossings", [STATUS_WORDS] if crossings else [], _made(context, gaps.figure), [crossings]),
         Section("The law and its alternatives", about_laws, tables=[laws]),
-        Section("Shape or tuning", [shift_sentence(fit.shifts)], tables=[shifts_table(fit.shifts)]),
+        Section("The learning rate", tables=[rate_shifts_table(fit)]),
         Section("The search", searched, _made(context, search_figure)),
         Section("Runs and cost", used, _made(context, diagnostics.training_figure), costs),
     ]

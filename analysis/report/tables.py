@@ -10,17 +10,17 @@ import numpy as np
 
 from analysis.curves.best_shapes import BestShape
 from analysis.fit.answer import FLOPS
-from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy
+from analysis.fit.crossing_shift import CrossingShift
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
-from analysis.fit.sentences import LAWS, REACH, condition, factors, law_formula
-from analysis.fit.series import ByValue, crossing_row
+from analysis.fit.sentences import LAWS, REACH, law_formula
+from analysis.fit.series import ByValue, ShiftedStudy, crossing_row
 from analysis.intervals import Interval
 from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.near_optimal import WITHIN
 from analysis.law.threshold_law import ThresholdLaw
-from analysis.numbers import counted, digits, duration, ends, human, percent, short, span
+from analysis.numbers import counted, digits, duration, ends, factors, human, percent, short, span
 from analysis.report.shapes import shapes_table
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Columns, Table, table_of
@@ -30,10 +30,10 @@ MULTIPLES = (3.0, REACH)
 #: Pairs with too few sizes in common that are listed.
 MOST_MISSING = 4
 #: Note of the shifts of sensitivity runs.
-PAIRED_NOTE = (
+RATES_NOTE = (
     "Cells around each crossing were trained again at other learning rates with the same seeds. Their losses enter no "
-    "crossing. The differences from the rows of the same shape and seed change the gap between the two depths, and the "
-    "slope of the gap gives the shift of the crossing."
+    "crossing. Their differences from the rows of the same shape and seed give the loss of each shape at its best "
+    "rate, and so the change of the gap between the two depths."
 )
 #: Different reasons in the table of left-out rows; `fit.json` has all.
 MOST_REASONS = 20
@@ -341,29 +341,58 @@ def members_table(key: str, about: Sequence[Mapping[str, Any]]) -> Table:
     return table_of("members", about, columns)
 
 
-def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
-    """The shift of each crossing when one key is changed; None without a pair of depths to compare."""
-    pairs = [(study, pair) for study in studies for pair in study.pairs]
-    if not pairs:
+def best_by_value(key: str, data: ByValue) -> Table:
+    """The best depth of each budget by value, with the depths tied with it."""
+    columns: Columns = {
+        Column(key, right=False): lambda row: label(row["value"]),
+        Column("budget N"): lambda row: short(row["budget"]),
+        Column("depth L", look="strong"): lambda row: str(row["depth"]),
+        Column("tied", under="depth L", small="of {}"): lambda row: ", ".join(row["near"].split()) or None,
+        Column("width"): lambda row: digits(row["width"]),
+        Column("loss"): lambda row: f"{row['loss']:.4g}",
+    }
+    return table_of("best depth of each budget", data.rows.to_dict("records"), columns)
+
+
+def shifts_by_value_table(key: str, studies: Sequence[ShiftedStudy], level: float) -> Table | None:
+    """The shift of each crossing from the first value of a series; None without any."""
+    rows = [(study.value, pair) for study in studies for pair in study.pairs]
+    if not rows:
         return None
-    first = studies[0]
-    paired = first.key == LEARNING_RATE
     columns: Columns = {
         Column("pair", right=False): lambda row: f"{row[1].shallow} → {row[1].deep}",
-        Column(first.key, right=False): lambda row: f"{label(row[0].value)}{' ×' * paired}",
-        Column("factor of N", f"{percent(first.level)} interval"): lambda row: (
-            None if row[1].shift is None else f"× {digits(math.exp(row[1].shift), 3)}"
-        ),
-        Column(percent(first.level), under="factor of N"): lambda row: factors(row[1].shift_interval),
-        Column("runs"): lambda row: str(row[1].runs or row[0].runs),
-        Column("diverged", under="runs", small="{} diverged"): lambda row: str(row[1].diverged or "") or None,
-        Column("why", right=False, under=first.key): lambda row: row[1].reason,
+        Column(key, right=False): lambda row: label(row[0]),
+        **_shift_columns(level, lambda row: row[1]),
     }
-    note = PAIRED_NOTE
-    if not paired:
-        note = "The estimate assumes independent studies; shared seeds and data make the true error smaller."
-        for study in studies:
-            if study.slope_change is not None:
-                note += f" The slope of the law changes by {study.slope_change:+.3g} at {label(study.value)}."
-    title = f"shifts of the crossings against {condition(first.key, first.base)}"
-    return table_of(title, pairs, columns, note)
+    note = "The estimate assumes independent studies; shared seeds and data make the true error smaller."
+    return table_of(f"shifts of the crossings against {key} {label(studies[0].base)}", rows, columns, note)
+
+
+def rate_shifts_table(fit: Fit) -> Table | None:
+    """The shift of each crossing to the best learning rates; None without sensitivity runs next to one."""
+    pairs = [pair for pair in (fit.learning_rate.pairs if fit.learning_rate else ()) if pair.shift]
+    if not pairs:
+        return None
+    columns: Columns = {
+        Column("pair", right=False): lambda pair: f"{pair.shallow} → {pair.deep}",
+        **_shift_columns(fit.level, lambda pair: pair.shift),
+        Column("runs"): lambda pair: str(pair.shift.runs),
+        Column("diverged", under="runs", small="{} diverged"): lambda pair: (
+            str(pair.shift.diverged or "") or None
+        ),
+        Column("why", right=False, under="pair"): lambda pair: pair.reason or pair.shift.reason,
+    }
+    return table_of("shifts of the crossings to the best learning rates", pairs, columns, RATES_NOTE)
+
+
+def _shift_columns(level: float, of: Callable[[Any], CrossingShift]) -> Columns:
+    """The factor of N by which a crossing moves; `of` is the shift of a row."""
+
+    def factor(row: Any) -> str | None:
+        shift = of(row).shift
+        return None if shift is None else f"× {digits(math.exp(shift), 3)}"
+
+    return {
+        Column("factor of N", f"{percent(level)} interval"): factor,
+        Column(percent(level), under="factor of N"): lambda row: factors(of(row).shift_interval),
+    }

@@ -52,7 +52,7 @@ def _cell(column: Column, text: str | None) -> Text:
 def fit_table(result: "Fit") -> RenderableType:
     """Return the answer, then crossings, law, alternatives and best shapes as tables for a terminal."""
     from analysis.fit.sentences import answers, law_sentence, noise_sentence
-    from analysis.report.tables import best_table, crossings_table, laws_table, shifts_table
+    from analysis.report.tables import best_table, crossings_table, laws_table, rate_shifts_table
 
     parts: list[RenderableType] = [*(Text(sentence) for sentence in answers(result)), Text("")]
     if (crossings := crossings_table(result)) is not None:
@@ -60,7 +60,7 @@ def fit_table(result: "Fit") -> RenderableType:
     parts.append(Text(law_sentence(result), style="" if result.law.status == "ok" else "yellow"))
     if max((len(item.trials) for item in result.held_out), default=0) >= LEAST_TRIALS:
         parts.append(rich_table(laws_table(result)))
-    more = (best_table(result), shifts_table(result.shifts))
+    more = (best_table(result), rate_shifts_table(result))
     parts += [rich_table(table) for table in more if table is not None]
     read = (result.epochs.sentence if result.epochs else "", noise_sentence(result))
     parts += _dim([" ".join(filter(None, read)), _left_out_text(result)])

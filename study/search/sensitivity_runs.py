@@ -7,8 +7,7 @@ rows give the same cells.
 import itertools
 from collections.abc import Callable, Sequence
 
-from analysis.fit.crossing_shift import SENSITIVITY
-from analysis.fit.rate_check import near_crossing
+from analysis.fit.rate_check import SENSITIVITY, near_crossing
 from analysis.fit.study import Study
 from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan

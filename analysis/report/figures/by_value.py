@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from analysis.fit.measures import MeasureData, ValueAxis, label
 from analysis.fit.series import ByValue
-from analysis.numbers import layers, percent, short
+from analysis.numbers import percent
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     WIDTH,
@@ -27,7 +27,6 @@ from analysis.report.figures.canvas import (
     outside_legend,
     plot_shapes,
     plot_values,
-    set_ticks,
     ticks_at,
 )
 from analysis.report.figures.figure import Figure
@@ -117,7 +116,7 @@ def crossings_figure(data: ByValue, key: str, level: float) -> Figure:
         bottom, top = float(np.nanmin(known)) / MARGIN, float(np.nanmax(known)) * MARGIN
         axes.set(yscale="log", ylim=(bottom, top))
         set_values(axes, data.axis)
-        for (shallow, deep), rows, colour, mark in _lines(data, ["shallow", "deep"], "depth"):
+        for (shallow, deep), rows, colour, mark in _lines(data):
             # The open bound of a censored crossing is at the end of the measured sizes.
             low = rows["low"].fillna(rows["measured_high"].where(rows["status"] == "right_censored"))
             high = rows["high"].fillna(rows["measured_low"].where(rows["status"] == "left_censored"))
@@ -135,48 +134,16 @@ def crossings_figure(data: ByValue, key: str, level: float) -> Figure:
     return Figure("crossings", f"The crossings against {key}", caption, data.table(), draw)
 
 
-def best_figure(data: ByValue, key: str) -> Figure:
-    """The best depth of each budget by value; bars span the depths statistically tied with it."""
-    caption = (
-        "Depth of the lowest loss at each budget, read off the curves of each member at one N. Bars span the depths "
-        "statistically tied with it (less than two standard errors of the paired difference)."
-    )
-
-    def draw() -> Canvas:
-        canvas, axes = new_canvas(4.0)
-        axes.set_yscale("log")
-        set_values(axes, data.axis)
-        for _, found, colour, _ in _lines(data, ["budget"], "budget"):
-            rows = found.dropna(subset="depth")
-            axes.vlines(rows["x"], rows["near_low"], rows["near_high"], color=colour, linewidth=1.4)
-            name = f"N = {short(float(rows['params'].iloc[0]))}"
-            texts = [
-                f"{name}, {key} {label(row['value'])}: {layers(int(row['depth']))}"
-                for row in rows.to_dict("records")
-            ]
-            style = {"color": colour, "marker": "o", "markersize": 5.5, "linewidth": 1.3, "label": name}
-            plot_values(axes, rows["x"], rows["depth"], texts, **style)
-        # Without a noise estimate no depth is tied with the best one.
-        known = data.rows[["depth", "near_low", "near_high"]].to_numpy(dtype=float)
-        depths = np.unique(known[np.isfinite(known)])
-        axes.set_ylim(depths[0] / 1.25, depths[-1] * 1.25)
-        set_ticks(axes.yaxis, FixedLocator(depths.tolist()), "{:.0f}".format)
-        finish(canvas, axes, key, "best depth (layers)")
-        return canvas
-
-    return Figure("best_depth", f"The best depth against {key}", caption, data.table(), draw)
-
-
-def _lines(data: ByValue, by: list[str], kind: str) -> Iterator[tuple[Any, pd.DataFrame, str, str]]:
-    """(group, its rows, colour, mark) of each line, with a row for every place of the axis.
+def _lines(data: ByValue) -> Iterator[tuple[Any, pd.DataFrame, str, str]]:
+    """(pair of depths, its rows, colour, mark) of each line, with a row for every place of the axis.
 
     `x` is the place, moved to the side so that the bars of several lines do not hide each other.
     """
-    groups = list(data.rows.groupby(by, sort=True))
+    groups = list(data.rows.groupby(["shallow", "deep"], sort=True))
     places = np.array(data.axis.places, dtype=float)
-    for rank, ((name, rows), colour, mark) in enumerate(looks(groups, kind)):
+    for rank, ((pair, rows), colour, mark) in enumerate(looks(groups)):
         shift = APART * (rank - (len(groups) - 1) / 2) * min(1.0, MOST_STEPS / len(groups))
         x = places + shift * max(places[-1] - places[0], 1.0)
         if data.axis.log:
             x = places * (places[-1] / places[0]) ** shift
-        yield name, rows.set_index("place").reindex(places).assign(x=x), colour, mark
+        yield pair, rows.set_index("place").reindex(places).assign(x=x), colour, mark

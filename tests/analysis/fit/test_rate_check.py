@@ -8,16 +8,16 @@ import pytest
 from scipy.optimize import brentq
 
 from analysis.curves.curves import build_curves
-from analysis.fit.crossing_shift import split_sensitivity_runs
 from analysis.fit.document import Fit, fit
-from analysis.fit.rate_check import NONE, OUTSIDE, check_rates, widened
+from analysis.fit.rate_check import NONE, OUTSIDE, check_rates, split_sensitivity_runs, widened
 from analysis.fit.sentences import answers
 from analysis.law.crossings import find_crossings
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
-from tests.analysis.fit.test_crossing_shift import SHAPES, TRUTH, trained_again
-from tests.simulated_study import simulate
+from tests.simulated_study import Truth, shapes_of, simulate
 
+TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)
+SHAPES = shapes_of(TRUTH.depths, np.geomspace(1.5e3, 6e4, 7))
 #: Nats of a rate off by a factor of two.
 CURVATURE = 0.03 / np.log(2) ** 2
 #: ln of the best multiple of the rule's rate by depth.
@@ -51,6 +51,23 @@ def study(best, generator, factors=(0.5, 2.0), noise=0.002):
         for factor in factors
     }
     return trained_again(rows, places, changes, generator, noise)
+
+
+def trained_again(rows, places, changes, generator, noise=0.002):
+    """`rows` and both depths at the sizes below and above each crossing (ln N) at other rates, with a known change."""
+    rows, again = rows.assign(lr=0.01, purpose=""), []
+    for pair, place in zip(((1, 2), (2, 4)), places, strict=True):
+        for depth in pair:
+            own = rows[rows["depth"] == depth]
+            sizes = np.sort(own["params"].unique())
+            right = int(np.searchsorted(sizes, np.exp(place)))
+            near = own[own["params"].isin(sizes[max(0, right - 1) : right + 1])]
+            for (factor, of), change in changes.items():
+                if of == depth:
+                    loss = near["loss"] + change + noise * generator.standard_normal(len(near))
+                    again.append(near.assign(loss=loss, lr=0.01 * factor, purpose="sensitivity"))
+    again = pd.concat(again).drop_duplicates(["depth", "params", "seed", "lr"])
+    return pd.concat([rows, again], ignore_index=True)
 
 
 def checked(frame):
@@ -116,6 +133,37 @@ def test_the_shift_to_the_best_rates_is_part_of_the_interval(found):
         assert after.params_interval[1] == before.params_interval[1]
         assert after.params_interval[0] == pair.shift.changed_interval[0]
         assert holds(after, np.exp(crossing(pair.shallow, pair.deep)))
+
+
+def test_sensitivity_runs_change_nothing_in_the_study_itself(frame, found):
+    alone = fit(RunTable.from_frame(frame[frame["purpose"] == ""].drop(columns="purpose")))
+    assert found.study.crossings.items == alone.study.crossings.items == alone.crossings
+    assert found.law == alone.law
+    assert found.used == alone.used
+    assert all("sensitivity run" in item["reason"] for item in found.left_out)
+    assert len(found.left_out) == (frame["purpose"] != "").sum()
+
+
+def test_the_order_of_rows_changes_nothing(frame, found):
+    mixed = checked(frame.sample(frac=1, random_state=1).reset_index(drop=True))[2]
+    for one, own in zip(mixed.pairs, found.learning_rate.pairs, strict=True):
+        assert one.shift.shift == pytest.approx(own.shift.shift, abs=1e-9)
+
+
+def test_one_seed_takes_two_runs_for_independent(frame):
+    shift = checked(frame[frame["seed"] == 0])[2].pairs[0].shift
+    # Two rates at the next size below and above of each depth, or at one alone where the crossing lies beside both.
+    assert 4 <= shift.runs <= 8
+    assert shift.shift_interval is not None
+
+
+def test_the_runs_of_a_shift_are_counted_and_those_that_diverged(frame):
+    dead = (frame["purpose"] != "") & (frame["lr"] > 0.015) & (frame["depth"] == 2)
+    lost = frame.assign(status=np.where(dead, "diverged", "done"), loss=frame["loss"].mask(dead, np.nan))
+    for pair, own in zip(checked(lost)[2].pairs, checked(frame)[2].pairs, strict=True):
+        assert own.shift.diverged == 0
+        assert pair.shift.diverged == dead.sum()
+        assert pair.shift.runs < own.shift.runs
 
 
 def test_the_fit_file_and_the_answers_state_the_check(found):

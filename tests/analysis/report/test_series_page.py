@@ -8,9 +8,9 @@ import pytest
 
 from analysis.fit.document import fit
 from analysis.fit.series import Member, best_data, crossing_data, measure_data
-from analysis.numbers import digits, ends, short
+from analysis.numbers import short
 from analysis.report.figures.by_value import crossings_figure
-from analysis.report.series_page import slope_sentence, write_series
+from analysis.report.series_page import write_series
 from analysis.runs.table import RunTable
 from tests.analysis.fit.test_series import task, worlds
 from tests.analysis.report.test_study_page import read
@@ -42,29 +42,17 @@ def test_the_page_tells_where_each_crossing_lies(page, members):
         )
     assert "Against data.vocabulary 8, " in text
     assert "Lowest loss at a budget of N ≈" in text
+    best = best_data(members).rows
+    assert all(f"{short(row.budget)} {row.depth}" in text for row in best.itertuples())
     assert "abc123" in text
     links = [dict(at)["href"] for tag, at in read(page).tags if tag == "a" and "href" in at]
     assert [link for link in links if link.endswith("report.html")] == [item.report for item in members]
-
-
-def test_the_slope_of_each_value_comes_first(page, members):
-    """Each member is a world of its own law, and all are settled; of tasks without crossings nothing is said."""
-    laws = [item.fit.law for item in members]
-    told = slope_sentence("data.vocabulary", members, 0.95)
-    assert json.loads((page.parent / "series.json").read_text())["answers"][0] == told
-    assert told.startswith("Slope b of the threshold law ln d = a + b·L, by data.vocabulary: ")
-    for item, law in zip(members, laws, strict=True):
-        assert f"{digits(law.b)} (95 %: {ends(law.b_interval)}) at {item.value}" in told
-    open_law = replace(members[1], fit=replace(members[1].fit, law=replace(laws[1], b_interval=(None, 1.0))))
-    assert "; inconclusive at 64; " in slope_sentence("k", [members[0], open_law, members[2]], 0.95)
-    assert slope_sentence("k", [open_law, replace(members[0], fit=None)], 0.95) == ""
 
 
 def test_every_figure_has_its_files_and_its_csv_is_what_was_drawn(page, members):
     folder = page.parent / "figures"
     tables = {
         "crossings": crossing_data(members).table(),
-        "best_depth": best_data(members).table(),
         "measure_loss": measure_data(members, "loss").table(),
     }
     assert sorted(path.name for path in folder.iterdir()) == sorted(
@@ -163,5 +151,5 @@ def test_a_series_whose_losses_are_all_equal_has_a_page(tmp_path):
     runs = RunTable.from_frame(frame)
     members = [Member(value, runs, fit(runs), None) for value in (1, 2)]
     text = read(write_series(members, tmp_path, title="flat", key="k")).text
-    assert "The best depth against k" in text
+    assert "best depth of each budget" in text
     assert "`" not in text

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.fit.document import Fit, fit
-from analysis.fit.sentences import headlines, next_steps, shift_sentence
+from analysis.fit.sentences import headlines, next_steps
 from analysis.law.held_out import BASELINE, HeldOut, Trial
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import duration, short
@@ -372,7 +372,7 @@ def test_the_badge_follows_from_crossings_and_the_learning_rate(found):
 def test_sections_without_content_are_empty_and_titles_are_unique(study, found):
     sections = study_sections(Context(study, found))
     empty = {section.title for section in sections if section.empty}
-    assert empty == {"Shape or tuning", "The search"}
+    assert empty == {"The learning rate", "The search"}
     assert len({section.anchor for section in sections}) == len(sections)
     assert Section("x", [""], tables=[None]).empty
 
@@ -393,12 +393,16 @@ def test_the_page_has_the_search_and_the_shifts(tmp_path):
     found = fit(runs)
     page = write_report(runs, found, tmp_path, search=searched.search(ended="the limit was reached."))
     text, html = read(page).text, page.read_text()
-    for words in (shift_sentence(found.shifts), "The search trained 42 cells", "The limit was reached."):
+    for words in (
+        "shifts of the crossings to the best learning rates",
+        "The search trained 42 cells",
+        "The limit was reached.",
+    ):
         assert words in text
     assert {"search.svg", "search.png", "search.csv"} <= {path.name for path in tmp_path.glob("figures/*")}
     ids = re.findall(r' id="([^"]+)"', html)
     assert len(ids) == len(set(ids))
-    assert {"section-shape-or-tuning", "section-the-search", "search"} <= set(ids)
+    assert {"section-the-learning-rate", "section-the-search", "search"} <= set(ids)
     # A colour of a drawing is a variable of the page.
     drawing = html[html.index('<figure id="search"') :]
     assert not set(re.findall(r"(?:fill|stroke): (#\w{6})", drawing[: drawing.index("</svg>")]))

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from analysis.fit.document import fit
-from analysis.fit.sentences import shift_sentence
-from analysis.numbers import short
+from analysis.numbers import digits, short
 from analysis.runs.table import RunTable
 from study.results.tables import fit_table
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -57,12 +56,10 @@ def test_other_learning_rates_are_shown():
     half = frame[frame["depth"] < 4].assign(lr=0.005, purpose="sensitivity")
     half["loss"] += 0.02 * (half["depth"] == 2)
     result = fit(RunTable.from_frame(pd.concat([frame, half], ignore_index=True)))
-    again = result.shifts
     text = io.StringIO()
     Console(file=text, width=110).print(fit_table(result))
-    item = next(item for item in again[0].pairs if item.deep == 2)
-    line = next(line for line in text.getvalue().splitlines() if "0.5 ×" in line)
-    assert line.startswith("1 → 2")
-    assert f"{math.exp(item.shift):.2f}" in line
-    words = " ".join(text.getvalue().split())
-    assert shift_sentence(again) in words
+    pair = next(pair for pair in result.learning_rate.pairs if pair.deep == 2)
+    below = text.getvalue().partition("to the best learning rates")[2]
+    line = next(line for line in below.splitlines() if line.startswith("1 → 2"))
+    assert f"× {digits(math.exp(pair.shift.shift), 3)}" in line
+    assert pair.reason.split()[0] in line

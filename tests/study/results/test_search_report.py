@@ -53,13 +53,13 @@ def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     runs = table_of([*plan.cells, *again])
     where = StudyPaths(tmp_path, "small")
     fit, page = answer(spec, plan, runs, where, None, "the limit of 40 cells is reached.")
-    assert [(item.base, item.value) for item in fit.shifts] == [(1.0, 0.5)]
+    assert [pair.shift is not None for pair in fit.learning_rate.pairs] == [True, True]
     html = page.read_text()
     assert '<figure id="search"' in html
     assert (page.parent / "figures" / "search.csv").is_file()
     # The sensitivity runs have a section of their own, with the shift of each crossing.
-    assert 'id="section-shape-or-tuning"' in html
+    assert 'id="section-the-learning-rate"' in html
     assert "The limit of 40 cells is reached." in html
     document = json.loads((page.parent / "fit.json").read_text())
-    assert [len(item["pairs"]) for item in document["shifts"]] == [2]
+    assert [pair["shift"]["runs"] > 0 for pair in document["learning_rate"]["pairs"]] == [True, True]
     assert pd.read_csv(page.parent / "runs.csv")["purpose"].eq("sensitivity").sum() == len(again)

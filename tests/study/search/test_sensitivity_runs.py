@@ -181,7 +181,7 @@ def test_a_real_study_ends_with_its_sensitivity_runs_and_does_them_once(tmp_path
     assert len(runs) == 10
     assert again["lr_factor"].tolist() == [0.5] * 4
     fit = json.loads((tmp_path / "results" / "sensitivity" / "fit.json").read_text())
-    ((shift,),) = [study["pairs"] for study in fit["shifts"] if study["value"] == 0.5]
+    (shift,) = [pair["shift"] for pair in fit["learning_rate"]["pairs"]]
     assert (shift["shallow"], shift["deep"], shift["runs"]) == (1, 2, 4)
     assert 1600 < shift["params"] < 12_000
     assert fit["rows"]["used"] == 6

@@ -19,7 +19,7 @@ SPEC = """
 name: small
 data: {kind: hierarchy, vocabulary: 8, branching: 2, levels: 4, synonyms: 2, sequences: 4000, validation_sequences: 64}
 frontier: {depths: [1, 2], heads: 2, budgets: [1600, 6200], tolerance: 0.15}
-training: {steps: 80, batch: 8, context: 32, lr: {rule: width, base: 0.4, cap: 0.04}}
+training: {seeds: 1, steps: 80, batch: 8, context: 32, lr: {rule: width, base: 0.4, cap: 0.04}}
 resources: {device: cpu}
 """
 

@@ -30,7 +30,10 @@ NEEDED = (
     "sinfo",
 )
 TRUSTED = "/usr/sbin:/usr/bin:/sbin:/bin"
-STUDY = ("quickstart", "training.seeds=1", "training.steps=200", "frontier.depths=[1,2]")
+STUDY = (
+    *("quickstart", "training.seeds=1", "training.steps=200"),
+    *("frontier.depths=[1,2]", "frontier.budgets=[3100,6900,12300,27500]"),
+)
 
 
 class Slurm:

@@ -153,7 +153,7 @@ def test_the_figures_are_those_of_the_report(tmp_path):
     page = answer.report(tmp_path / "out")
     assert list(drawn) == re.findall(r'<figure id="(\w+)"', page.read_text())
     assert set(drawn) == {path.stem for path in (tmp_path / "out" / "figures").glob("*.svg")}
-    assert {"search", "diagnostics", "training", "accuracy", "accuracy_graded"} < set(drawn)
+    assert {"diagnostics", "training", "accuracy", "accuracy_graded"} < set(drawn)
     assert answer.title == "small"
 
 

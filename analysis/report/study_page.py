@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.design.objective import estimate_from
 from analysis.files import write_json
 from analysis.fit.document import Fit
 from analysis.fit.sentences import (
@@ -13,18 +14,16 @@ from analysis.fit.sentences import (
     next_steps,
     noise_sentence,
 )
-from analysis.numbers import counted
+from analysis.numbers import counted, scientific
 from analysis.report.figures import best_depth, diagnostics, gaps, loss, palette, transition
 from analysis.report.figures.by_value import measure_figure
 from analysis.report.figures.figure import Context, Figure, study_of_fit
-from analysis.report.figures.search import search_figure, search_sentence
 from analysis.report.html import Page, Section, provenance, write_page
 from analysis.report.tables import (
     best_table,
     cost_table,
     crossings_table,
     diverged_table,
-    extrapolation_table,
     laws_table,
     needed_table,
     rate_shifts_table,
@@ -107,21 +106,20 @@ def study_figures(runs: RunTable, fit: Fit, **known: Any) -> list[Figure]:
 
 def study_sections(context: Context) -> list[Section]:
     """The sections below the answer; the page leaves out those without content."""
-    runs, fit, history, graded = context.runs, context.fit, context.history, context.graded
+    runs, fit, graded = context.runs, context.fit, context.graded
     measured = (loss.figure, loss.accuracy_figure, _graded_figure, transition.figure, diagnostics.figure)
     needed = needed_table(*graded) if graded else None
     crossings, laws = (crossings_table(fit), laws_table(fit)) if fit.crossings else (None, None)
     about_laws = [law_sentence(fit)] if laws else []
-    searched = [search_sentence(history)] if history else []
     used = [] if fit.left_out else ["Every row of the run table is used."]
     costs = [cost_table(runs), diverged_table(fit), reasons_table(fit)]
     return [
         Section("What was measured", [_about(fit)], _made(context, *measured), folded=False),
-        Section("Shapes in numbers", tables=[needed, best_table(fit), extrapolation_table(runs, fit)]),
+        Section("Shapes in numbers", tables=[needed, best_table(fit)]),
         Section("Crossings", [STATUS_WORDS] if crossings else [], _made(context, gaps.figure), [crossings]),
         Section("The law and its alternatives", about_laws, tables=[laws]),
         Section("The learning rate", tables=[rate_shifts_table(fit)]),
-        Section("The search", searched, _made(context, search_figure)),
+        Section("The search", [search_sentence(context)]),
         Section("Runs and cost", used, _made(context, diagnostics.training_figure), costs),
     ]
 
@@ -135,6 +133,20 @@ def confidence(fit: Fit) -> tuple[str, str] | None:
     word = "settled" if all(settled) and checked else "partly settled" if any(settled) else "not settled"
     rate = "checked" if checked else "not checked"
     return word, f"{sum(settled)} of {counted(len(settled), 'pair')} of depths settled; learning rate {rate}"
+
+
+def search_sentence(context: Context) -> str:
+    """The work of a search, the estimate of its objective, and why it ended; empty without one."""
+    if context.search is None:
+        return ""
+    cells = context.runs.frame
+    if "purpose" in cells:
+        cells = cells[cells["purpose"] == ""]
+    work = f" for {scientific(float(cells['flops'].sum()))} training FLOPs" if "flops" in cells else ""
+    found = estimate_from(study_of_fit(context.fit), context.search.objective)
+    ended = context.search.ended
+    parts = [f"The search trained {counted(len(cells), 'cell')}{work}.", found.words]
+    return " ".join([*parts, ended[:1].upper() + ended[1:]]).strip()
 
 
 def _about(fit: Fit) -> str:

@@ -3,30 +3,25 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from analysis.curves.best_shapes import BestShape
-from analysis.fit.answer import FLOPS
 from analysis.fit.crossing_shift import CrossingShift
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
-from analysis.fit.sentences import LAWS, REACH, law_formula
+from analysis.fit.sentences import LAWS, law_formula
 from analysis.fit.series import ByValue, ShiftedStudy, crossing_row
 from analysis.intervals import Interval
 from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.near_optimal import WITHIN
 from analysis.law.threshold_law import ThresholdLaw
-from analysis.numbers import counted, digits, duration, ends, factors, human, percent, short, span
-from analysis.report.shapes import shapes_table
+from analysis.numbers import counted, digits, duration, ends, factors, percent, short, span
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Columns, Table, table_of
 
-#: Projected sizes, as multiples of the largest measured one.
-MULTIPLES = (3.0, REACH)
 #: Pairs with too few sizes in common that are listed.
 MOST_MISSING = 4
 #: Note of the shifts of sensitivity runs.
@@ -205,37 +200,6 @@ def _others(best: BestShape, depths: Collection[int], text: str) -> str:
     return ", ".join(text.format(shape.depth, shape.excess) for shape in shapes) or "none"
 
 
-def extrapolation_table(runs: RunTable, fit: Fit) -> Table | None:
-    """Projected shapes at `MULTIPLES` of the largest measured size; None if no depth is stated or bounded.
-
-    At the measured sizes the losses are better evidence than a law of two parameters.
-    """
-    if not fit.law.usable or runs.used.empty or fit.tokens.no_extrapolation:
-        return None
-    largest = max((item.params for item in fit.best), default=float(runs.used["params"].max()))
-    rows = [replace(fit.predict(factor * largest), extrapolated=True) for factor in MULTIPLES]
-    if all(row.depth is None and row.depth_interval == (None, None) for row in rows):
-        return None
-    near = [fit.near_optimal(row, row.depth) for row in rows]
-    more: dict[str, list[str | None]] = {}
-    if known := next(filter(None, near), None):
-        more = {
-            f"within {WITHIN:g} nats": [item.depths_text if item else None for item in near],
-            "nats lost by L*": [item.lost_text if item else None for item in near],
-        }
-    note = (
-        "The depth that all laws which the data do not reject agree on within a factor of 1.25, and the width that "
-        "gives N; else only the interval, which covers noise and the choice among these laws."
-    )
-    # The reasons grow with N, so the smallest size has the shortest.
-    if (doubt := next((row for row in rows if row.reason), None)) is not None:
-        agree = f"; they agree up to N ≈ {human(doubt.agree_to)}" if doubt.agree_to else ""
-        note += f" No depth at N ≈ {human(doubt.params)}: {doubt.reason}{agree}."
-    if known:
-        note += f" Depths within {WITHIN:g} nats of the lowest loss and nats lost are those of the {known.losses}."
-    return shapes_table("extrapolated shapes", rows, fit.level, more, note)
-
-
 def cost_table(runs: RunTable) -> Table:
     """Outcomes, training time and FLOPs of all rows."""
     status = sorted(runs.frame["status"].value_counts().items(), key=lambda item: str(item[0]))
@@ -246,32 +210,11 @@ def cost_table(runs: RunTable) -> Table:
         unknown = f" (unknown for {missing} rows)" if missing else ""
         rows.append(("total training time", f"{duration(float(seconds.sum()))}{unknown}"))
         rows.append(("median training time per row", duration(float(seconds.median()))))
-    flops, models, silent = training_flops(runs)
-    if models:
-        unknown = f" (tokens unknown for {silent} rows)" if silent else ""
-        name = "training FLOPs" if _has_flops(runs) else f"training FLOPs, {FLOPS}·N·tokens"
-        rows.append((name, f"{flops:.3g} of {models} models{unknown}"))
+    if "flops" in runs.used and runs.used["flops"].notna().all():
+        # Checkpoints of one model were trained once: the one with the most tokens counts.
+        models = runs.used.groupby(["depth", "width", "params", "seed", "lr"], dropna=False)["flops"].max()
+        rows.append(("training FLOPs", f"{models.sum():.3g} of {counted(len(models), 'model')}"))
     return Table("cost", (Column("", right=False), Column("")), rows)
-
-
-def training_flops(runs: RunTable) -> tuple[float, int, int]:
-    """FLOPs of the used rows' training, the number of models, and of rows without tokens.
-
-    The FLOPs are those of the table, as of a study's plan, or 6·N·tokens if it has none.
-
-    Checkpoints of one model (equal shape, seed and learning rate) were trained once: the one with the most tokens
-    counts.
-    """
-    known = runs.used[runs.used["tokens"].notna()]
-    same = ["depth", "width", "params", "seed", "lr"]
-    counted = ["tokens", "flops"] if _has_flops(runs) else ["tokens"]
-    models = known.groupby(same, dropna=False)[counted].max().reset_index()
-    flops = models["flops"] if "flops" in counted else FLOPS * models["params"] * models["tokens"]
-    return float(flops.sum()), len(models), len(runs.used) - len(known)
-
-
-def _has_flops(runs: RunTable) -> bool:
-    return "flops" in runs.used and bool(runs.used["flops"].notna().all())
 
 
 def diverged_table(fit: Fit) -> Table | None:

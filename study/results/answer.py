@@ -63,7 +63,7 @@ def search_info(spec: "StudySpec", plan: "Plan", ended: str = "") -> "SearchInfo
     from analysis.design.objective import SearchInfo
     from study.search.stopping_rule import objective_of
 
-    return SearchInfo(objective_of(spec), spec.search.wanted_halfwidth, ended)
+    return SearchInfo(objective_of(spec), ended)
 
 
 def facts(spec: "StudySpec", plan: "Plan", runs: "RunTable") -> dict[str, str]:

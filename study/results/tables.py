@@ -11,8 +11,7 @@ from rich.text import Text
 
 from analysis.law.shape import Measured, Shape
 from analysis.numbers import counted, ends, human, layers, percent, short, span
-from analysis.report.shapes import shapes_table
-from analysis.tables import EMPTY, Column, Table
+from analysis.tables import EMPTY, Column, Columns, Table, table_of
 from study.results.recommend import LEAST_TRIALS
 
 if TYPE_CHECKING:
@@ -87,21 +86,32 @@ def _dim(texts: Sequence[str]) -> list[RenderableType]:
 def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType:
     """Return recommended shapes as a table for a terminal, with a note on the intervals."""
     level = next((shape.level for shape in shapes if shape.level is not None), None)
-    more: dict[str, list[str | None]] = {}
-    if transitions := [shape.transition for shape in shapes if shape.transition]:
-        more["overtaken at"] = [span(item.params_interval, short) for item in transitions]
-    if any(shape.measured for shape in shapes):
-        more["best measured there"] = [
-            _best_measured(item.measured) if item.measured else None for item in shapes
+    interval = "interval" if level is None else percent(level)
+    columns: Columns = {
+        Column("N"): lambda shape: short(shape.params),
+        Column("depth L*"): lambda shape: shape.depth and str(shape.depth),
+        Column(interval, under="depth L*"): lambda shape: span(shape.depth_interval),
+        Column("width d*"): lambda shape: shape.width and str(shape.width),
+        Column(interval, under="width d*"): lambda shape: span(shape.width_interval),
+        Column("measured range", right=False, look="tag"): lambda shape: (
+            "outside" if shape.extrapolated else "inside"
+        ),
+    }
+    notes = []
+    if any(shape.transition for shape in shapes):
+        columns[Column("overtaken at")] = lambda shape: span(shape.transition.params_interval, short)
+        notes = [
+            f"Intervals: {percent(level or 0)} at fixed N. Overtaken at: the N from which deeper models win."
         ]
+    if any(shape.measured for shape in shapes):
+        columns[Column("best measured there")] = lambda shape: (
+            shape.measured and _best_measured(shape.measured)
+        )
     sentences = [Text(_sentence(shape)) for shape in shapes if shape.source != "published"]
     checks = dict.fromkeys(shape.learning_rate for shape in shapes if shape.learning_rate)
-    notes = []
-    if transitions and level is not None:
-        notes = [f"Intervals: {percent(level)} at fixed N. Overtaken at: the N from which deeper models win."]
     if any(shape.unbounded and shape.source not in ("measured", "none") for shape in shapes):
         notes.append("The laws set no limit on the open side of an interval.")
-    table = rich_table(shapes_table(source, shapes, level, more))
+    table = rich_table(table_of(source, shapes, columns))
     return Group(*sentences, table, *_dim(notes), *_near_optimal_tables(shapes), *map(Text, checks))
 
 

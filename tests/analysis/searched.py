@@ -3,8 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from analysis.design.objective import Objective, SearchInfo
-from analysis.runs.table import RunTable
+from analysis.design.objective import Objective
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)
@@ -39,11 +38,3 @@ def with_sensitivity_runs(rows, factor=0.5, harm=0.01):
         order=np.arange(len(near)) + len(rows) + 1,
     )
     return pd.concat([rows, again], ignore_index=True)
-
-
-def search(until=0.3, ended=""):
-    return SearchInfo(AIM, until, ended)
-
-
-def table(rows):
-    return RunTable.from_frame(rows)

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from analysis.design.objective import SearchData, SearchInfo, search_data
+from analysis.design.objective import SearchInfo
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData
 from analysis.fit.sentences import graded_accuracy
@@ -83,7 +83,7 @@ class Context:
         fit: its fit, with its study.
         entropy: entropy of the data in nats per token, where known.
         curves: training curves (cell, step, loss).
-        search: how the rows were chosen, if a search chose them.
+        search: the search that chose the rows, if any.
         measures: diagnostics of the layers (cell, step, name, layer, value).
     """
 
@@ -99,11 +99,6 @@ class Context:
         """Depth -> colour (light edition), ordered by depth."""
         depths = sorted(set(self.runs.used["depth"]))
         return {int(d): light for d, (light, _) in zip(depths, palette.sequence(len(depths)), strict=True)}
-
-    @cached_property
-    def history(self) -> SearchData | None:
-        """The history of the search; None without a search, or if the run table has no order of its rows."""
-        return None if self.search is None else search_data(self.runs, self.search, level=self.fit.level)
 
     @cached_property
     def graded(self) -> tuple[str, MeasureData] | None:

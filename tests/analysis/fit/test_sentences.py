@@ -19,7 +19,6 @@ from analysis.fit.sentences import (
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import ends, human, human_range, short, span
-from analysis.report.tables import extrapolation_table
 from analysis.runs.table import RunTable, read_runs
 from analysis.runs.tokens import TokenRule
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -254,10 +253,8 @@ def test_a_table_whose_size_and_tokens_grow_together_is_projected_nowhere():
     runs = RunTable.from_frame(frame.assign(tokens=20 * params))
     grown, level = (fit(table) for table in (runs, RunTable.from_frame(frame.assign(tokens=1e9))))
     assert level.predict(1e4).depth is not None
-    assert extrapolation_table(RunTable.from_frame(frame), level) is not None
     assert grown.law.a == pytest.approx(level.law.a)
     assert grown.predict(1e9).reason == grown.tokens.no_extrapolation
-    assert extrapolation_table(runs, grown) is None
     assert any("grow together" in line for line in headlines(grown))
     assert [item.status for item in grown.surfaces] == ["insufficient", level.surfaces[1].status]
     assert Fit.from_json(grown.to_json()).tokens.no_extrapolation == grown.tokens.no_extrapolation

@@ -8,25 +8,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.design.objective import SearchInfo, estimate_from
 from analysis.fit.document import Fit, fit
 from analysis.fit.sentences import headlines, next_steps
 from analysis.law.held_out import BASELINE, HeldOut, Trial
 from analysis.law.threshold import TWO_POINTS
-from analysis.numbers import duration, short
+from analysis.numbers import duration, scientific
 from analysis.report.figures import best_depth, gaps, loss
 from analysis.report.figures.figure import Context
 from analysis.report.html import MOST_ANSWERS, Section
 from analysis.report.study_page import confidence, study_sections, write_report
 from analysis.report.tables import (
     cost_table,
-    extrapolation_table,
     laws_table,
     paired_regret,
-    training_flops,
 )
 from analysis.runs.table import RunTable, read_runs
 from tests.analysis import searched
-from tests.simulated_study import Truth, shapes_of, simulate
 
 
 class Page(HTMLParser):
@@ -230,32 +228,22 @@ def test_the_table_of_rivals_has_every_law_with_its_numbers(found):
     assert baseline["answered"] == f"{len(held.trials)} of {len(held.trials)}"
 
 
-def test_cost_takes_the_flops_of_a_table_that_has_them_for_every_row(pilot_frame):
-    frame = pilot_frame(seeds=2)
-    counted = RunTable.from_frame(frame.assign(flops=7e9))
-    assert training_flops(counted)[0] == 7e9 * len(frame)
-    assert "training FLOPs" in dict(cost_table(counted).rows)
-    partly = RunTable.from_frame(frame.assign(flops=[np.nan, *[7e9] * (len(frame) - 1)]))
-    assert training_flops(partly)[0] == training_flops(RunTable.from_frame(frame))[0]
-    assert "training FLOPs, 6·N·tokens" in dict(cost_table(partly).rows)
-
-
 def test_cost_counts_a_model_once_and_says_what_is_not_known(pilot_frame):
-    frame = pilot_frame(seeds=2).assign(cell="")
-    early = frame.assign(tokens=frame["tokens"] / 2, loss=frame["loss"] + 0.1, train_seconds=np.nan)
-    runs = RunTable.from_frame(pd.concat([frame, early], ignore_index=True))
-    flops, models, silent = training_flops(runs)
-    assert models == len(frame)
-    assert silent == 0
-    assert flops == pytest.approx(
-        float((6 * 12 * frame["depth"] * frame["width"] ** 2 * frame["tokens"]).sum())
+    frame = pilot_frame(seeds=2).assign(cell="", flops=7e9)
+    early = frame.assign(
+        tokens=frame["tokens"] / 2, loss=frame["loss"] + 0.1, flops=3e9, train_seconds=np.nan
     )
-    table = dict(cost_table(runs).rows)
+    both = pd.concat([frame, early], ignore_index=True)
+    table = dict(cost_table(RunTable.from_frame(both)).rows)
     assert table["rows"] == "60"
     assert table["rows done"] == "60"
-    time = f"{frame['train_seconds'].sum() / 60:.1f} min (unknown for 30 rows)"
-    assert table["total training time"] == time
+    assert (
+        table["total training time"] == f"{frame['train_seconds'].sum() / 60:.1f} min (unknown for 30 rows)"
+    )
+    assert table["training FLOPs"] == f"{7e9 * len(frame):.3g} of 30 models"
     assert duration(36_000_000) == "10,000.0 h"
+    partly = both.assign(flops=[np.nan, *both["flops"][1:]])
+    assert "training FLOPs" not in dict(cost_table(RunTable.from_frame(partly)).rows)
 
 
 def test_left_out_rows_warnings_and_hostile_words_are_shown_not_run(tmp_path, pilot_frame):
@@ -286,7 +274,6 @@ def test_one_seed_reports_where_its_noise_comes_from_or_that_there_is_no_estimat
     assert "estimated from the residuals of the curves" in text
     runs = RunTable.from_frame(frame[frame.groupby("depth").cumcount() < 2])
     assert "no noise estimate" in (text := read(write_report(runs, fit(runs), tmp_path)).text)
-    assert "extrapolated shapes" not in text
 
 
 @pytest.mark.parametrize(
@@ -377,32 +364,23 @@ def test_sections_without_content_are_empty_and_titles_are_unique(study, found):
     assert Section("x", [""], tables=[None]).empty
 
 
-def test_no_shape_is_projected_beyond_ten_times_the_data(pilot_frame):
-    truth = Truth(2.5, 0.3, (1, 2, 4, 6))
-    frame = simulate(truth, shapes_of(truth.depths, np.geomspace(500, 6e5, 9)), 3, np.random.default_rng(2))
-    runs = RunTable.from_frame(frame.assign(tokens=1e9))
-    result = fit(runs)
-    largest = max(item.params for item in result.best)
-    rows = extrapolation_table(runs, result).records()
-    assert [row["N"] for row in rows] == [short(3 * largest), short(10 * largest)]
-    assert rows[0]["depth L*"] == str(result.predict(3 * largest).depth)
-
-
 def test_the_page_has_the_search_and_the_shifts(tmp_path):
-    runs = searched.table(searched.with_sensitivity_runs(searched.searched(seeds=2)))
+    frame = searched.searched(seeds=2)
+    params = frame["params"].sum()
+    runs = RunTable.from_frame(searched.with_sensitivity_runs(frame))
     found = fit(runs)
-    page = write_report(runs, found, tmp_path, search=searched.search(ended="the limit was reached."))
+    page = write_report(runs, found, tmp_path, search=SearchInfo(searched.AIM, "the limit was reached."))
     text, html = read(page).text, page.read_text()
     for words in (
         "shifts of the crossings to the best learning rates",
-        "The search trained 42 cells",
+        f"The search trained 42 cells for {scientific(6 * 1e6 * params)} training FLOPs.",
+        estimate_from(found.study, searched.AIM).words,
         "The limit was reached.",
     ):
         assert words in text
-    assert {"search.svg", "search.png", "search.csv"} <= {path.name for path in tmp_path.glob("figures/*")}
     ids = re.findall(r' id="([^"]+)"', html)
     assert len(ids) == len(set(ids))
-    assert {"section-the-learning-rate", "section-the-search", "search"} <= set(ids)
+    assert {"section-the-learning-rate", "section-the-search"} <= set(ids)
     # A colour of a drawing is a variable of the page.
-    drawing = html[html.index('<figure id="search"') :]
+    drawing = html[html.index('<figure id="gaps"') :]
     assert not set(re.findall(r"(?:fill|stroke): (#\w{6})", drawing[: drawing.index("</svg>")]))

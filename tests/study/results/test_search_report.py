@@ -42,7 +42,7 @@ def test_a_search_is_reported_with_its_objective():
     found = search_info(spec, make_plan(spec))
     assert found is not None
     assert found.objective.kind == "b"
-    assert found.stop_when is None
+    assert found.ended == ""
 
 
 @pytest.mark.extended
@@ -55,8 +55,7 @@ def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     fit, page = answer(spec, plan, runs, where, None, "the limit of 40 cells is reached.")
     assert [pair.shift is not None for pair in fit.learning_rate.pairs] == [True, True]
     html = page.read_text()
-    assert '<figure id="search"' in html
-    assert (page.parent / "figures" / "search.csv").is_file()
+    assert 'id="section-the-search"' in html
     # The sensitivity runs have a section of their own, with the shift of each crossing.
     assert 'id="section-the-learning-rate"' in html
     assert "The limit of 40 cells is reached." in html

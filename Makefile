@@ -7,7 +7,7 @@ STUDY := $(VENV)/.study
 INSTALLED := $(VENV)/.installed
 RESULTS ?= results
 
-.PHONY: help study evidence test test-gate test-all fuzz lint format bench clean
+.PHONY: help study evidence test test-gate test-all test-gpu fuzz lint format bench bench-gpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,8 @@ help:
 	@echo "make fuzz       an hour of hostile specs, overrides and run tables"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed and memory, as ratios against a named rival in the same run"
+	@echo "make test-gpu   the trainer on one GPU (5 minutes on a card of 16 GB)"
+	@echo "make bench-gpu  measure one GPU (25 minutes on an H100), docs/gpu.md"
 	@echo "make clean      remove what was built; results/ and .venv stay"
 
 study: $(STUDY)
@@ -47,6 +49,10 @@ test-all: test test-gate
 	$(PYTEST) -n 3 -m extended --dist loadfile -o timeout=3600 --junitxml=build/tests/extended.xml
 	$(BIN)/python -m tests.proof
 
+HAS_GPU := $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
+test-gpu: $(INSTALLED)
+	@if $(HAS_GPU); then $(PYTEST) tests/gpu; else echo "This machine shows torch no GPU: nothing to test."; fi
+
 fuzz: $(INSTALLED)
 	INTERPLAY_FUZZ_SECONDS=3600 $(BIN)/python -m pytest -m extended -s tests/test_fuzz.py
 
@@ -61,6 +67,9 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench
+
+bench-gpu: $(INSTALLED)
+	@$(BIN)/python -m tests.gpu build/gpu.json
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -34,7 +34,7 @@ class PlainGPT2(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+        h = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             h = block(h)
         return self.norm(h) @ self.tokens.weight.t()

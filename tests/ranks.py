@@ -34,8 +34,9 @@ class Ranks:
     A function sent to a rank, and its arguments' types, must be defined at the top level of a module.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, *, on_gpu: bool = False) -> None:
+        """`on_gpu`: the processes share the GPU; by default they train on the CPU even where there is one."""
+        self.size, self.on_gpu = size, on_gpu
         self._workers: list[tuple[multiprocessing.Process, Connection]] = []
 
     def __enter__(self) -> Self:
@@ -101,7 +102,7 @@ class Ranks:
         context = multiprocessing.get_context("spawn")
         for _ in range(self.size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, self.on_gpu), daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, ours))
@@ -140,12 +141,15 @@ class Ranks:
 _rendezvous: Any = None
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, on_gpu: bool) -> None:
     """Answer calls until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = "1"
-    # Use gloo even on a machine with a GPU.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if on_gpu:
+        # NCCL refuses two ranks on one GPU.
+        os.environ["INTERPLAY_BACKEND"] = "gloo"
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import trainables.train.loop  # noqa: F401  # import what cases need
     from trainables.ranks.process_group import import_deepspeed, leave
 

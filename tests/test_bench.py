@@ -3,12 +3,9 @@
 import json
 
 import pytest
-import torch
 
-from tests.bench import throughput
 from tests.bench.__main__ import main
 from tests.bench.figure import Figure
-from trainables.cell import Recipe, Shape
 
 
 @pytest.fixture
@@ -60,23 +57,3 @@ def test_the_steps_are_measured_against_the_hand_written_loop(bench):
     assert code in (0, 1)
     assert [f["limit"] for f in figures] == [1.15, 1.5]
     assert all(0.2 < f["value"] < 20 and "plain torch" in f["rival"] for f in figures)
-
-
-@pytest.mark.slow
-def test_without_a_gpu_the_throughput_part_says_so(bench):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    code, printed, figures = bench("throughput")
-    assert (code, figures) == (0, [])
-    assert "no GPU" in printed
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_throughput_case_compares_the_same_model(tmp_path, precision):
-    """At a size a CPU can do: the figure is made of what it says, whatever its value."""
-    recipe = Recipe(steps=8, batch=2, context=32, precision=precision)
-    figure = throughput.case(tmp_path, Shape(depth=1, width=32, heads=2), recipe, 65, rounds=1)
-    assert 0.02 < figure.value < 50
-    assert figure.limit == pytest.approx(1 / 0.95)
-    assert "tokens/s" in figure.ours
-    assert "plain torch loop" in figure.rival

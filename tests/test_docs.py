@@ -43,6 +43,8 @@ ELSEWHERE = {
     "make lint": "as above",
     "make study": "test_quickstart.py, by the same target",
     "make evidence": "nothing: it takes an hour; tests/study/spec/test_presets.py plans its study",
+    "make test-gpu": "tests/gpu, which `make test` and `make test-gate` run in miniature",
+    "make bench-gpu": "tests/gpu/test_stages.py, in miniature",
     "make bench": "test_bench.py runs its quick parts; the whole takes ten minutes",
     **dict.fromkeys(
         (

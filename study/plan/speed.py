@@ -3,6 +3,7 @@
 The plan's constants of a device come from one machine of its kind; another may take twice as long or half.
 """
 
+import itertools
 import json
 import math
 import os
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from study.plan.cost import Cost
 from study.spec.devices import Device, cores, local_device
 from trainables.cell import Recipe
 
+Floats = npt.NDArray[np.float64]
 #: Weight, against the relative error of a step, of the plan's own division of a step into its parts.
 PRIOR = 0.1
 #: The newest records that the file keeps.
@@ -86,10 +89,21 @@ def fitted(costs: Sequence[Cost], seconds: Sequence[float]) -> tuple[float, floa
     share = PRIOR * parts.mean(axis=0) / measured.mean()
     matrix = np.vstack([parts / measured[:, None], np.diag(share)])
     target = np.concatenate([np.ones(len(measured)), share * planned * ratio])
-    from scipy.optimize import nnls  # 0.3 s, and few plans need it
-
-    step, layer, work = nnls(matrix, target)[0]
+    step, layer, work = _non_negative(matrix, target)
     return float(step), float(layer), max(float(work), float(ratio) / 100)
+
+
+def _non_negative(matrix: Floats, target: Floats) -> Floats:
+    """Non-negative least squares of few unknowns: the best of all choices of those that are not zero."""
+    best, least = np.zeros(matrix.shape[1]), math.inf
+    for chosen in itertools.product((False, True), repeat=matrix.shape[1]):
+        found = np.zeros(len(chosen))
+        if any(chosen):
+            found[list(chosen)] = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0]
+        square = float(np.sum((matrix @ found - target) ** 2))
+        if found.min() >= 0 and square < least:
+            best, least = found, square
+    return best
 
 
 def known_speed(device: Device, workers: int, recipe: Recipe, vocabulary: int) -> Speed | None:

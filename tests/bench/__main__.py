@@ -26,7 +26,6 @@ PARTS = (
     "proposal",
     "search",
     "frontier",
-    "throughput",
     "muon",
     "diagnostics",
     "driver",

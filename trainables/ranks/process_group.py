@@ -18,6 +18,9 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] 
 
 #: Timeout of collectives with a lost or hanging peer; torch's default is half an hour.
 TIMEOUT_SECONDS = 300.0
+#: Environment variable with the backend of `torch.distributed`, if not NCCL on GPUs and gloo on CPUs: two ranks that
+#: share a GPU need gloo.
+BACKEND = "INTERPLAY_BACKEND"
 #: Environment variable with the interface that gloo listens on.
 GLOO = "GLOO_SOCKET_IFNAME"
 
@@ -75,7 +78,7 @@ def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None
         return
     os.environ.setdefault("LOCAL_RANK", "0")
     _choose_interface(rank_info)
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = os.environ.get(BACKEND) or ("nccl" if torch.cuda.is_available() else "gloo")
     timeout = timedelta(seconds=rank_info.timeout if rank_info else TIMEOUT_SECONDS)
     # DeepSpeed calls `new_group` without a timeout, and torch then uses this default of half an hour.
     vars(c10d).update(default_pg_timeout=timeout, default_pg_nccl_timeout=timeout)

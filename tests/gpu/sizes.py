@@ -1,0 +1,99 @@
+"""What each stage of the measurement of a GPU is given: a whole H100's worth, a 16 GB card's, or a CPU's."""
+
+from dataclasses import dataclass
+
+from trainables.cell import Shape
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape, its vocabulary, and a step: sequences of `context` tokens, in micro-batches if `micro` is given."""
+
+    name: str
+    shape: Shape
+    vocabulary: int
+    context: int
+    batch: int
+    micro: int | None = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The work of all stages.
+
+    Attributes:
+        matrix, copied: rows of the square matrices that are multiplied, and bytes that are copied.
+        steps: optimizer steps of a timed run.
+        cases: of the throughput; the first is also shared by several processes, the last is checkpointed.
+        life: shapes of one process after each other; the last is killed and resumed.
+        beyond: a case whose batch does not fit at once.
+        heads, contexts: widths of a head and lengths of a sequence whose attention is timed.
+        processes: numbers of processes that share the GPU.
+        compiler: the backend of `torch.compile` of the rival.
+    """
+
+    matrix: int
+    copied: int
+    steps: int
+    cases: tuple[Case, ...]
+    life: tuple[Case, ...]
+    beyond: Case
+    heads: tuple[int, ...]
+    contexts: tuple[int, ...]
+    processes: tuple[int, ...]
+    compiler: str = "inductor"
+
+
+def _case(name: str, depth: int, width: int, heads: int, vocabulary: int, *step: int) -> Case:
+    return Case(name, Shape(depth=depth, width=width, heads=heads), vocabulary, *step)
+
+
+#: At most 25 minutes on an H100 of 80 GB.
+FULL = Sizes(
+    matrix=8192,
+    copied=4 << 30,
+    steps=20,
+    cases=(
+        _case("10M, 8k tokens", 6, 384, 6, 2000, 1024, 8),
+        _case("10M, 64k tokens", 6, 384, 6, 2000, 1024, 64),
+        _case("125M, 64k tokens", 12, 768, 12, 50_304, 1024, 64),
+        _case("350M, 64k tokens", 24, 1024, 16, 50_304, 1024, 64, 32),
+        _case("1.3B, 64k tokens", 24, 2048, 16, 50_304, 1024, 64, 16),
+    ),
+    life=tuple(
+        _case(f"{depth} × {width}", depth, width, 8, 2000, 512, 16)
+        for depth, width in ((2, 1024), (24, 256), (6, 512), (12, 512), (6, 384))
+    ),
+    beyond=_case("125M, 1,024 sequences", 12, 768, 12, 50_304, 1024, 1024),
+    heads=(56, 64, 96, 128, 160, 256, 320, 512, 984),
+    contexts=(128, 1024),
+    processes=(1, 2, 4, 8),
+)
+#: At most 5 minutes on a card of 16 GB.
+SMALL = Sizes(
+    matrix=4096,
+    copied=1 << 30,
+    steps=20,
+    cases=(
+        _case("10M, 8k tokens", 6, 384, 6, 2000, 1024, 8),
+        _case("125M, 8k tokens", 12, 768, 12, 50_304, 1024, 8),
+    ),
+    life=FULL.life[-3:],
+    beyond=_case("125M, 256 sequences", 12, 768, 12, 50_304, 1024, 256),
+    heads=(64, 256, 320),
+    contexts=(1024,),
+    processes=(1, 4),
+)
+#: Seconds on a CPU, so that the script is known to work.
+TINY = Sizes(
+    matrix=64,
+    copied=1 << 16,
+    steps=8,
+    cases=(_case("tiny", 1, 32, 2, 64, 16, 4), _case("small", 2, 48, 2, 64, 16, 8, 4)),
+    life=(_case("1 × 32", 1, 32, 2, 64, 16, 4), _case("3 × 16", 3, 16, 2, 64, 16, 4)),
+    beyond=_case("16 sequences", 1, 32, 2, 64, 16, 16),
+    heads=(8, 24),
+    contexts=(16,),
+    processes=(1, 2),
+    compiler="eager",
+)

@@ -22,6 +22,7 @@ PAGES = (
     "docs/answer.md",
     "docs/coverage.md",
     "docs/evidence.md",
+    "docs/gpu.md",
     "docs/how-to.md",
     "docs/known-models.md",
     "docs/published-claims.md",
@@ -218,7 +219,9 @@ def test_a_training_command_of_the_pages_works(command, folder, ray, monkeypatch
     assert (folder / "results" / name / "report.html").is_file()
 
 
-@pytest.mark.parametrize("target", ["study", "test", "test-gate", "test-all", "fuzz", "lint", "bench"])
+@pytest.mark.parametrize(
+    "target", ["study", "test", "test-gate", "test-all", "test-gpu", "fuzz", "lint", "bench", "bench-gpu"]
+)
 def test_make_targets_run_what_the_pages_say(target):
     if not shutil.which("make"):
         pytest.skip("make is not installed")
@@ -231,6 +234,8 @@ def test_make_targets_run_what_the_pages_say(target):
         "fuzz": "INTERPLAY_FUZZ_SECONDS=3600",
         "lint": "mypy",
         "bench": "-m tests.bench",
+        "test-gpu": "pytest --no-loadscope-reorder --durations=10 tests/gpu",
+        "bench-gpu": "-m tests.gpu build/gpu.json",
     }
     assert expected[target] in done.stdout
 

@@ -5,7 +5,6 @@ for all kernels before it.
 """
 
 import collections
-import multiprocessing
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.bench.figure import Figure
 from tests.ranks import Ranks
 from tests.trainables.memory_cells import measure as measure_memory
+from tests.trainables.memory_cells import peak_of_a_new_process
 from tests.trainables.train import golden
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
@@ -107,16 +107,7 @@ def on_ranks(pool: Ranks, layout: Layout, root: Path, **recipe: Any) -> tuple[fl
 
 def loss_bytes(chunk: int | None = None) -> int:
     """Measure the peak of a step in bytes, in a process of its own; the loss in chunks of so many logits."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_measure, args=(theirs, chunk), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        return int(ours.recv())
-    finally:
-        process.join(10)
-        process.kill()
+    return peak_of_a_new_process(_measure, chunk)
 
 
 def _measure(parent: Any, chunk: int | None) -> None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -18,19 +19,20 @@ from trainables.model.parametrisation import param_groups
 from trainables.ranks.process_group import device
 from trainables.train.engine import schedule
 
-#: The mean loss of a micro-batch from inputs and targets.
-LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+#: The parameters as groups of an optimizer, and the mean loss of a micro-batch from inputs and targets.
+Rival = tuple[list[dict[str, Any]], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
 
 
-def plain(cell: Cell, root: Path) -> tuple[torch.nn.Module, LossOf]:
-    """Return the trainer's own HuggingFace model, and its loss."""
+def plain(cell: Cell, root: Path) -> Rival:
+    """The trainer's own HuggingFace model."""
     vocabulary = open_store(cell.data, context=cell.recipe.context, root=root, key=cell.data_key).vocabulary
     model = build_model(cell.shape, cell.recipe, vocabulary, cell.seed).to(device())
-    return model, lambda x, y: model(input_ids=x, labels=y, shift_labels=y).loss
+    groups = param_groups(model.named_parameters(), cell.shape, cell.recipe, cell.lr)
+    return groups, lambda x, y: model(input_ids=x, labels=y, shift_labels=y).loss
 
 
-def compiled(cell: Cell, root: Path, backend: str) -> tuple[torch.nn.Module, LossOf]:
-    """Return a hand-written GPT-2 that is compiled as a whole with its loss."""
+def compiled(cell: Cell, root: Path, backend: str) -> Rival:
+    """A hand-written GPT-2 that is compiled as a whole with its loss."""
     store = open_store(cell.data, context=cell.recipe.context, root=root, key=cell.data_key)
     shape = cell.shape
     model = PlainGPT2(shape.depth, shape.width, shape.heads, store.vocabulary, cell.recipe.context)
@@ -41,27 +43,19 @@ def compiled(cell: Cell, root: Path, backend: str) -> tuple[torch.nn.Module, Los
         logits = model(x)
         return functional.cross_entropy(logits.view(-1, logits.shape[-1]), y.view(-1))
 
-    return model, torch.compile(loss, backend=backend)
+    return [{"params": list(model.parameters())}], torch.compile(loss, backend=backend)
 
 
-def run(
-    cell: Cell, root: Path, rival: tuple[torch.nn.Module, LossOf], layout: Layout
-) -> tuple[list[float], float]:
+def run(cell: Cell, root: Path, rival: Rival, layout: Layout) -> tuple[list[float], float]:
     """Train a cell as a careful person writes it: fp32 weights, autocast, fused AdamW, clipping, the same schedule.
 
     Returns:
         The loss of every step, and the seconds of a step of the second half.
     """
-    recipe, (model, loss_of) = cell.recipe, rival
+    recipe, (groups, loss_of) = cell.recipe, rival
     store = open_store(cell.data, context=recipe.context, root=root, key=cell.data_key)
-    groups = (
-        param_groups(model.named_parameters(), cell.shape, recipe, cell.lr)
-        if hasattr(model, "config")
-        else None
-    )
-    optimizer = torch.optim.AdamW(
-        groups or model.parameters(), lr=cell.lr, betas=(recipe.beta1, recipe.beta2), fused=True
-    )
+    optimizer = torch.optim.AdamW(groups, lr=cell.lr, betas=(recipe.beta1, recipe.beta2), fused=True)
+    parameters = [parameter for group in groups for parameter in group["params"]]
     rates = [group["lr"] for group in optimizer.param_groups]
     factor, pieces = schedule(recipe), layout.pieces(recipe)
     losses, begun = [], 0.0
@@ -81,7 +75,7 @@ def run(
                 loss = loss_of(inputs, targets) / pieces
             loss.backward()
             total += loss.detach()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip)
+        torch.nn.utils.clip_grad_norm_(parameters, recipe.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(total)

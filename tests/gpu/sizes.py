@@ -28,6 +28,7 @@ class Sizes:
         life: shapes of one process after each other; the last is killed and resumed.
         beyond: a case whose batch does not fit at once.
         heads, contexts: widths of a head and lengths of a sequence whose attention is timed.
+        attended: tokens of all these sequences together.
         processes: numbers of processes that share the GPU.
         compiler: the backend of `torch.compile` of the rival.
     """
@@ -41,6 +42,7 @@ class Sizes:
     heads: tuple[int, ...]
     contexts: tuple[int, ...]
     processes: tuple[int, ...]
+    attended: int = 64 * 1024
     compiler: str = "inductor"
 
 
@@ -95,5 +97,6 @@ TINY = Sizes(
     heads=(8, 24),
     contexts=(16,),
     processes=(1, 2),
+    attended=64,
     compiler="eager",
 )

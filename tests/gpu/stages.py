@@ -17,14 +17,17 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from study.plan.cost import Cost
+from study.plan.layouts import LayoutPlanner
 from study.plan.speed import fitted
 from study.run.trial import in_memory
 from study.spec.devices import DEVICES, Device, device_of, usable_memory
+from study.spec.resources import ResourcesSection
 from tests.bench import kernels
 from tests.gpu import rival
 from tests.gpu.sizes import Case, Sizes
 from tests.ranks import Ranks
 from tests.trainables.memory_cells import measure as measure_memory
+from tests.trainables.memory_cells import peak_of_a_new_process
 from tests.trainables.train import golden
 from trainables.cell import Cell, Precision, Recipe
 from trainables.checkpoint.checkpoint import MARKER
@@ -58,9 +61,9 @@ def this_device() -> Device:
     return DEVICES[device_of(torch.cuda.get_device_name(0)) or "l4-24gb"]
 
 
-def cell_of(case: Case, steps: int, precision: Precision = "bf16", *, batch_of: int | None = None) -> Cell:
+def cell_of(case: Case, steps: int, precision: Precision = "bf16") -> Cell:
     """A cell of the case on random strings."""
-    recipe = Recipe(steps=steps, batch=batch_of or case.batch, context=case.context, precision=precision)
+    recipe = Recipe(steps=steps, batch=case.batch, context=case.context, precision=precision)
     data = HierarchyData(
         vocabulary=case.vocabulary - 1,
         levels=4,
@@ -71,11 +74,11 @@ def cell_of(case: Case, steps: int, precision: Precision = "bf16", *, batch_of: 
     return Cell(shape=case.shape, recipe=recipe, data=data, data_key=key, lr=1e-3, seed=0)
 
 
-def timed(work: Callable[[], object], repeats: int = REPEATS) -> float:
+def timed(work: Callable[[], object]) -> float:
     """Median seconds of a call, after one that warms up."""
     work()
     seconds = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         rival.wait()
         start = time.perf_counter()
         work()
@@ -206,39 +209,21 @@ def memory_use(sizes: Sizes, root: Path) -> list[Row]:
             rows.append(
                 {"what": f"{case.name}, {precision}", "bytes": peak, "estimate over it": estimate / peak}
             )
-    case = sizes.cases[-1]
-    recipe = cell_of(case, 2, batch_of=1 << 14).recipe
-    room, fits = usable_memory(this_device()), 1
-    while (
-        fits < case.batch * 4
-        and memory(case.shape, case.vocabulary, recipe, Layout(micro_batch=2 * fits)).total < room
-    ):
-        fits *= 2
-    peak = _peak(case, recipe.model_copy(update={"batch": fits}), Layout())
-    return [
-        *rows,
-        {"what": f"{case.name}, the largest that fits", "sequences": fits, "bytes": peak, "of": room},
-    ]
+    # Four batches at once, so that the plan has something to divide.
+    case, place = sizes.cases[-1], this_device()
+    recipe = Recipe(steps=2, batch=4 * case.batch, context=case.context, precision="bf16")
+    planner = LayoutPlanner(ResourcesSection(device=place.name), place, 1, recipe, case.vocabulary)
+    layout = planner.choose(case.shape).cost.layout
+    found = {
+        "sequences": layout.sequences(recipe),
+        "bytes": _peak(case, recipe, layout),
+        "of": planner.usable,
+    }
+    return [*rows, {"what": f"{case.name}, the largest that fits", **found}]
 
 
 def _peak(case: Case, recipe: Recipe, layout: Layout) -> int:
-    """Peak of a fresh process that trains two steps; RuntimeError if it ends without an answer."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(
-        target=measure_memory, args=(theirs, 0, case.shape, case.vocabulary, recipe, layout), daemon=True
-    )
-    process.start()
-    theirs.close()
-    try:
-        return int(ours.recv())
-    except EOFError as error:
-        raise RuntimeError(
-            f"{case.name} with {layout.sequences(recipe)} sequences at once did not fit"
-        ) from error
-    finally:
-        process.join(10)
-        process.kill()
+    return peak_of_a_new_process(measure_memory, 0, case.shape, case.vocabulary, recipe, layout)
 
 
 def throughput(sizes: Sizes, root: Path) -> list[Row]:
@@ -280,7 +265,7 @@ def attention(sizes: Sizes, root: Path) -> list[Row]:
     for context in sizes.contexts:
         for head in sizes.heads:
             heads = max(1, 1024 // head)
-            shape = (max(1, 64 * 1024 // context // (1 if sizes.matrix > 64 else 1024)), heads, context, head)
+            shape = (max(1, sizes.attended // context), heads, context, head)
             q, k, v = (
                 torch.randn(shape, device=device(), dtype=torch.bfloat16, requires_grad=True)
                 for _ in range(3)

@@ -3,7 +3,10 @@
 import contextlib
 import ctypes
 import importlib
+import multiprocessing
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -37,6 +40,22 @@ def keep_no_freed_blocks() -> None:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 17)
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 17)
+
+
+def peak_of_a_new_process(measure_in: Callable[..., None], *arguments: Any) -> int:
+    """Return what a function sends as its peak in bytes, in a process of its own; RuntimeError if it sends nothing."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=measure_in, args=(theirs, *arguments), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        return int(ours.recv())
+    except EOFError as error:
+        raise RuntimeError("a process ended without its peak, as when it runs out of memory") from error
+    finally:
+        process.join(10)
+        process.kill()
 
 
 def measure(

@@ -144,10 +144,10 @@ def check_rates(
             if tried["depth"].nunique() == 2:
                 shift = _shift_to_best(item, gap, best, curves, crossings.level)
                 beyond = [str(depth) for depth in tried.loc[~tried["bracketed"], "depth"].unique()]
-                pair = replace(pair, shift=shift, reason=None)
-                if beyond:
-                    words = f"the best rate at depth {listed(beyond)} may lie beyond those tried"
-                    pair = replace(pair, reason=words)
+                words = (
+                    f"the best rate at depth {listed(beyond)} may lie beyond those tried" if beyond else None
+                )
+                pair = replace(pair, shift=shift, reason=words)
         pairs.append(pair)
         missing |= set(near.index) if pair.reason else set()
     return RateCheck(tuple(pairs), 2 * len(missing)) if pairs else None

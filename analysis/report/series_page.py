@@ -136,7 +136,7 @@ def write_series(
         provenance(facts or {}, {"series.json: every number above": "series.json"}),
     ]
     pairs = 0 if crossings is None else len(crossings.rows[["shallow", "deep"]].drop_duplicates())
-    colours = palette.variables(depth=pairs, budget=0, value=len(members))
+    colours = palette.variables(depth=pairs, value=len(members))
     return write_page(folder, Page(title, words, sections), ("crossings", "best_depth", "measure_*"), colours)
 
 

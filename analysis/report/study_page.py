@@ -139,11 +139,10 @@ def search_sentence(context: Context) -> str:
     """The work of a search, the estimate of its objective, and why it ended; empty without one."""
     if context.search is None:
         return ""
-    cells = context.runs.frame
-    if "purpose" in cells:
-        cells = cells[cells["purpose"] == ""]
+    study = study_of_fit(context.fit)
+    cells = study.runs.frame
     work = f" for {scientific(float(cells['flops'].sum()))} training FLOPs" if "flops" in cells else ""
-    found = estimate_from(study_of_fit(context.fit), context.search.objective)
+    found = estimate_from(study, context.search.objective)
     ended = context.search.ended
     parts = [f"The search trained {counted(len(cells), 'cell')}{work}.", found.words]
     return " ".join([*parts, ended[:1].upper() + ended[1:]]).strip()

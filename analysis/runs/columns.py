@@ -22,7 +22,7 @@ EPOCHS = "epochs"
 OPTIONAL_NUMBERS = ("vocabulary", "context", EPOCHS)
 #: Columns that are read as text when present. `protocol` is a digest of what compared rows must share: data, recipe and
 #: the rule of the learning rate. `purpose` is empty for a row of the study itself, or says why else it was
-#: trained (`analysis.fit.crossing_shift`).
+#: trained (`analysis.fit.rate_check`).
 OPTIONAL_TEXT = ("protocol", "purpose")
 #: The table's own count of parameters, kept if N is counted as 12·L·d² and the two differ.
 TABLE_PARAMS = "table_params"

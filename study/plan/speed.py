@@ -94,7 +94,10 @@ def fitted(costs: Sequence[Cost], seconds: Sequence[float]) -> tuple[float, floa
 
 
 def _non_negative(matrix: Floats, target: Floats) -> Floats:
-    """Non-negative least squares of few unknowns: the best of all choices of those that are not zero."""
+    """Non-negative least squares of few unknowns: the best of all choices of those that are not zero.
+
+    `scipy.optimize.nnls` takes 0.3 s to import, and a machine with torch only (docs/gpu.md) lacks it.
+    """
     best, least = np.zeros(matrix.shape[1]), math.inf
     for chosen in itertools.product((False, True), repeat=matrix.shape[1]):
         found = np.zeros(len(chosen))

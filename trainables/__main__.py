@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--micro-batch", type=int, help="sequences of a group at once; by default all of its share")
     add("--activation-checkpointing", action="store_true", help="keep no activations inside a layer")
     add("--shard-vocabulary", action="store_true", help="share the embedding as well as the matrices")
+    add("--compiled", action="store_true", help="compile the layers")
     return parser
 
 
@@ -105,6 +106,7 @@ def _layout(options: argparse.Namespace, cell: Cell) -> Layout:
             micro_batch=options.micro_batch,
             activation_checkpointing=options.activation_checkpointing,
             shard_vocabulary=options.shard_vocabulary,
+            compiled=options.compiled,
         )
     except ValidationError as error:
         raise InputError("; ".join(str(e["msg"]) for e in error.errors()) + ".") from error

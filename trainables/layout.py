@@ -31,6 +31,10 @@ class Layout(Frozen):
         default=False, description="also share the embedding and the logits among the tensor-parallel ranks"
     )
 
+    compiled: bool = Field(
+        default=False, description="compile the layers: fewer and larger kernels, after about a minute"
+    )
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.shard_vocabulary and self.tensor_parallel == 1:
@@ -61,6 +65,10 @@ class Layout(Frozen):
         """Micro-batches per step."""
         return self.share(recipe) // self.sequences(recipe)
 
+    def can_compile(self, recipe: Recipe) -> bool:
+        """Whether compiled layers compute the same up to rounding: without communication inside and dropout."""
+        return self.tensor_parallel == 1 and self.zero < 3 and not recipe.dropout
+
     def with_half_the_sequences(self, recipe: Recipe) -> "Layout | None":
         """The layout with at most half as many sequences at once; None if a group processes one at a time."""
         share, most = self.share(recipe), self.sequences(recipe) // 2
@@ -87,6 +95,12 @@ class Layout(Frozen):
             raise InputError(
                 f"micro_batch {self.micro_batch} does not divide the {share} sequences of a group (a batch of "
                 f"{recipe.batch} over data_parallel {self.data_parallel}). Use a divisor of {share}."
+            )
+        if self.compiled and not self.can_compile(recipe):
+            raise InputError(
+                f"layers cannot be compiled at tensor_parallel {self.tensor_parallel}, ZeRO stage {self.zero} and "
+                f"dropout {recipe.dropout:g}: DeepSpeed's layers communicate inside, and compiled ones would draw "
+                "other dropout masks. Leave `compiled` out."
             )
         if recipe.optimizer == "muon" and self.divides_matrices:
             raise InputError(

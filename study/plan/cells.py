@@ -71,6 +71,7 @@ class PlannedCell:
             "zero": self.layout.zero,
             "activation_checkpointing": self.layout.activation_checkpointing,
             "shard_vocabulary": self.layout.shard_vocabulary,
+            "compiled": self.layout.compiled,
             "ranks": self.layout.ranks,
             "seconds": self.seconds,
             "cost": self.cost,

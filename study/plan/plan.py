@@ -276,6 +276,7 @@ def by_hand(layout: Layout) -> str:
         *(("--micro-batch", layout.micro_batch) if layout.micro_batch else ()),
         *(("--activation-checkpointing",) if layout.activation_checkpointing else ()),
         *(("--shard-vocabulary",) if layout.shard_vocabulary else ()),
+        *(("--compiled",) if layout.compiled else ()),
     ]
     return " ".join(map(str, words))
 

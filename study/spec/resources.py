@@ -124,6 +124,11 @@ class ResourcesSection(Section):
         default="never",
         description="also share the embedding and the logits among tensor-parallel ranks",
     )
+    compile: Literal["never", "always", "auto"] = Field(
+        default="auto",
+        description="compile the layers of cells without dropout or tensor parallelism; auto is on a GPU, for cells of "
+        "ten minutes or more",
+    )
     gang_timeout_seconds: Seconds = Field(
         default=300, description="how long ranks wait for one another before the trial fails"
     )

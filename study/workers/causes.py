@@ -87,9 +87,15 @@ def loss_cause(
     """
     if isinstance(error, GangError):
         return error.loss_cause
+    text = str(error)
+    # Torch's allocator raises its own class on a GPU and a plain RuntimeError on a CPU (2.13).
+    is_memory = (
+        isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "allocate memory" in text
+    )
+    if not type(error).__module__.startswith("ray."):
+        return LossCause.MEMORY if is_memory else None
     from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, WorkerCrashedError
 
-    text = str(error)
     if isinstance(error, (RayActorError, WorkerCrashedError)):
         if place and not _is_alive(place.node):
             return LossCause.MACHINE
@@ -101,10 +107,7 @@ def loss_cause(
         return LossCause.KERNEL if is_kernel else LossCause.PROCESS
     if isinstance(error, OutOfMemoryError):
         return LossCause.RAY
-    # Torch's allocator raises its own class on a GPU and a plain RuntimeError on a CPU (2.13).
-    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "allocate memory" in text:
-        return LossCause.MEMORY
-    return None
+    return LossCause.MEMORY if is_memory else None
 
 
 def describe(error: BaseException, cause: LossCause | None, process: str) -> str:

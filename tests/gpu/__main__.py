@@ -19,6 +19,8 @@ from typing import Any
 from tests.gpu import sizes as all_sizes
 
 ROOT = Path(__file__).parents[2]
+#: The start of a line that holds a row.
+ROW = "row "
 SIZES = {"full": all_sizes.FULL, "small": all_sizes.SMALL, "tiny": all_sizes.TINY}
 
 
@@ -31,7 +33,7 @@ def main() -> None:
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.stage:
-        print(json.dumps(one(options.stage, options.size)))
+        one(options.stage, options.size)
         return
     import torch
 
@@ -41,12 +43,13 @@ def main() -> None:
     measure(options.out, options.size, options.only)
 
 
-def one(stage: str, size: str) -> list[dict[str, Any]]:
-    """Run a stage in this process."""
+def one(stage: str, size: str) -> None:
+    """Run a stage in this process and print each row as soon as it is known."""
     from tests.gpu.stages import STAGES
 
     with tempfile.TemporaryDirectory() as folder:
-        return STAGES[stage][0](SIZES[size], Path(folder))
+        for row in STAGES[stage][0](SIZES[size], Path(folder)):
+            print(ROW + json.dumps(row), flush=True)
 
 
 def measure(out: Path, size: str, only: list[str]) -> dict[str, Any]:
@@ -69,16 +72,16 @@ def measure(out: Path, size: str, only: list[str]) -> dict[str, Any]:
         start = time.monotonic()
         command = [sys.executable, "-m", "tests.gpu", str(out), "--size", size, "--stage", name]
         found: dict[str, Any] = {}
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False
-            )
-            if done.returncode:
-                found["error"] = done.stderr.strip()[-2000:]
-            else:
-                found["rows"] = json.loads(done.stdout.strip().rpartition("\n")[2])
-        except subprocess.TimeoutExpired:
-            found["error"] = f"ended at its limit of {limit:.0f} s"
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            try:
+                subprocess.run(command, cwd=ROOT, stdout=output, stderr=errors, timeout=limit, check=True)
+            except subprocess.CalledProcessError:
+                errors.seek(0)
+                found["error"] = errors.read().strip()[-2000:]
+            except subprocess.TimeoutExpired:
+                found["error"] = f"ended at its limit of {limit:.0f} s"
+            output.seek(0)
+            found["rows"] = [json.loads(line.removeprefix(ROW)) for line in output if line.startswith(ROW)]
         stages[name] = {"seconds": round(time.monotonic() - start, 1), **found}
         out.write_text(json.dumps(document, indent=1) + "\n")
         print(table(name, stages[name]), flush=True)
@@ -88,7 +91,7 @@ def measure(out: Path, size: str, only: list[str]) -> dict[str, Any]:
 def table(name: str, stage: dict[str, Any]) -> str:
     """A stage as a Markdown table."""
     head = f"\n### {name} ({stage['seconds']:.0f} s)\n\n"
-    if "error" in stage:
+    if not stage["rows"]:
         return f"{head}{stage['error']}"
     columns = list(dict.fromkeys(column for row in stage["rows"] for column in row))
     lines = [
@@ -96,7 +99,8 @@ def table(name: str, stage: dict[str, Any]) -> str:
         ["---"] * len(columns),
         *([text(row.get(column)) for column in columns] for row in stage["rows"]),
     ]
-    return head + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{head}{rows}\n\n{stage.get('error', '')}".rstrip()
 
 
 def text(value: object) -> str:

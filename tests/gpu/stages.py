@@ -1,4 +1,4 @@
-"""The stages of the measurement of a GPU. Each returns rows of numbers, and runs in miniature on a CPU."""
+"""The stages of the measurement of a GPU. Each yields rows of numbers, and runs in miniature on a CPU."""
 
 import gc
 import math
@@ -6,7 +6,7 @@ import multiprocessing
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,14 @@ from trainables.model.counts import memory
 from trainables.progress import Result
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, join
 from trainables.record import Keep
-from trainables.train import loop
+from trainables.train import engine, loop
 from trainables.train.loop import train
 
 Row = dict[str, Any]
 #: Repetitions of what takes less than a second.
 REPEATS = 10
+#: Who is timed: the trainer with and without compiled layers, its model in a plain loop, a compiled nanoGPT-like loop.
+WHO = ("ours", "ours, compiled", "plain torch", "compiled nanoGPT")
 #: Layouts of two ranks on one GPU.
 GANGS = {
     "tensor parallel": Layout(tensor_parallel=2),
@@ -87,48 +89,46 @@ def timed(work: Callable[[], object]) -> float:
     return statistics.median(seconds)
 
 
-def ceilings(sizes: Sizes, root: Path) -> list[Row]:
+def ceilings(sizes: Sizes, root: Path) -> Iterator[Row]:
     """What the device reaches at most: products of random matrices, copies on it, and copies to it."""
     place, n = device(), sizes.matrix
-    rows = []
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         a, b = (torch.randn(n, n, device=place, dtype=dtype) for _ in range(2))
-        rows.append({"what": f"product, {name}", "FLOP/s": 2 * n**3 / timed(lambda a=a, b=b: a @ b)})
+        yield {"what": f"product, {name}", "FLOP/s": 2 * n**3 / timed(lambda a=a, b=b: a @ b)}
     source = torch.randint(0, 255, (sizes.copied,), dtype=torch.uint8, device=place)
     target = torch.empty_like(source)
-    rows.append(
-        {"what": "copy on the device", "bytes/s": 2 * sizes.copied / timed(lambda: target.copy_(source))}
-    )
+    yield {"what": "copy on the device", "bytes/s": 2 * sizes.copied / timed(lambda: target.copy_(source))}
     host = torch.randint(0, 255, (sizes.copied // 4,), dtype=torch.uint8)
     pinned = host.pin_memory() if torch.cuda.is_available() else host
     for name, tensor in (("pageable", host), ("pinned", pinned)):
         seconds = timed(lambda tensor=tensor: target[: len(tensor)].copy_(tensor))
-        rows.append({"what": f"copy to the device, {name}", "bytes/s": len(tensor) / seconds})
-    return rows
+        yield {"what": f"copy to the device, {name}", "bytes/s": len(tensor) / seconds}
 
 
-def agreement(sizes: Sizes, root: Path) -> list[Row]:
+def agreement(sizes: Sizes, root: Path) -> Iterator[Row]:
     """The largest relative difference of a loss of the curve from that of a plain torch loop of the same model."""
-    rows = []
     for precision in ("fp32", "bf16"):
         cell = cell_of(sizes.cases[0], 30, precision)
-        result = train(cell, data_root=root, evaluations=1)
         losses, _ = rival.run(cell, root, rival.plain(cell, root), Layout())
-        apart = [abs(p.train_loss / loss - 1) for p, loss in zip(result.points, losses, strict=True)]
-        rows.append({"what": precision, "apart": max(apart), "loss": result.loss})
-    return rows
+        for layout in (Layout(), Layout(compiled=True)):
+            with mock.patch.object(engine, "COMPILER", sizes.compiler):
+                result = train(cell, data_root=root, layout=layout, evaluations=1)
+            apart = [abs(p.train_loss / loss - 1) for p, loss in zip(result.points, losses, strict=True)]
+            what = f"{precision}, compiled" if layout.compiled else precision
+            yield {"what": what, "apart": max(apart), "loss": result.loss}
 
 
-def life(sizes: Sizes, root: Path) -> list[Row]:
+def life(sizes: Sizes, root: Path) -> Iterator[Row]:
     """Cells after each other in one process, one that does not fit, one that is killed and resumed, and its weights."""
-    rows, held = [], None
+    held = None
     for case in sizes.life:
         train(cell_of(case, sizes.steps), data_root=root, evaluations=1)
         release()
         left = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
         held = left if held is None else held
-        rows.append({"what": f"after {case.name}", "bytes left": left - held})
-    return [*rows, _out_of_memory(sizes, root), *_killed(sizes, root)]
+        yield {"what": f"after {case.name}", "bytes left": left - held}
+    yield _out_of_memory(sizes, root)
+    yield from _killed(sizes, root)
 
 
 def _out_of_memory(sizes: Sizes, root: Path) -> Row:
@@ -144,7 +144,7 @@ def _out_of_memory(sizes: Sizes, root: Path) -> Row:
     return {"what": "out of memory", "sequences tried": tried, "loss": result.loss}
 
 
-def _killed(sizes: Sizes, root: Path) -> list[Row]:
+def _killed(sizes: Sizes, root: Path) -> Iterator[Row]:
     cell, folder = cell_of(sizes.life[-1], 4 * sizes.steps), root / "killed"
     whole = train(cell, data_root=root, weights=Keep(root / "weights"), evaluations=1)
     process = multiprocessing.get_context("spawn").Process(target=_train_and_save, args=(cell, root, folder))
@@ -156,7 +156,7 @@ def _killed(sizes: Sizes, root: Path) -> list[Row]:
     process.join()
     resumed = train(cell, data_root=root, checkpoints=folder, evaluations=1)
     apart = abs((resumed.loss or math.nan) / (whole.loss or math.nan) - 1)
-    rows: list[Row] = [{"what": "killed and resumed", "from step": resumed.resumed_from, "apart": apart}]
+    yield {"what": "killed and resumed", "from step": resumed.resumed_from, "apart": apart}
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(root / "weights").to(device())
@@ -166,16 +166,15 @@ def _killed(sizes: Sizes, root: Path) -> list[Row]:
     with torch.no_grad(), rival.autocast(cell.recipe.precision):
         loss = float(functional.cross_entropy(model(x).logits.flatten(0, 1).float(), y.flatten()))
     apart = abs(loss / (whole.loss or math.nan) - 1)
-    return [*rows, {"what": "weights read by transformers", "loss": loss, "apart": apart}]
+    yield {"what": "weights read by transformers", "loss": loss, "apart": apart}
 
 
 def _train_and_save(cell: Cell, root: Path, folder: Path) -> None:
     train(cell, data_root=root, checkpoints=folder, checkpoint_every=0, evaluations=1)
 
 
-def gangs(sizes: Sizes, root: Path) -> list[Row]:
+def gangs(sizes: Sizes, root: Path) -> Iterator[Row]:
     """Two ranks that share the GPU, joined by gloo: the largest relative difference of a loss from one rank's."""
-    rows = []
     with Ranks(2, on_gpu=torch.cuda.is_available()) as pool:
         for precision in ("fp32", "bf16"):
             cell = golden.cell(precision=precision)
@@ -183,8 +182,7 @@ def gangs(sizes: Sizes, root: Path) -> list[Row]:
             for name, layout in GANGS.items():
                 points = pool.gang(2, _losses, cell, root, layout)[0]
                 apart = [abs(loss / p.train_loss - 1) for loss, p in zip(points, own.points, strict=True)]
-                rows.append({"what": f"{name}, {precision}", "apart": max(apart)})
-    return rows
+                yield {"what": f"{name}, {precision}", "apart": max(apart)}
 
 
 def _losses(
@@ -196,9 +194,8 @@ def _losses(
     return [point.train_loss for point in result.points]
 
 
-def memory_use(sizes: Sizes, root: Path) -> list[Row]:
+def memory_use(sizes: Sizes, root: Path) -> Iterator[Row]:
     """The plan's estimate over the measured peak, and whether the largest micro-batch that a plan allows fits."""
-    rows = []
     for case in sizes.cases:
         for precision in ("fp32", "bf16"):
             recipe, layout = cell_of(case, 2, precision).recipe, Layout(micro_batch=case.micro)
@@ -206,45 +203,43 @@ def memory_use(sizes: Sizes, root: Path) -> list[Row]:
             if estimate > usable_memory(this_device()):
                 continue
             peak = _peak(case, recipe, layout)
-            rows.append(
-                {"what": f"{case.name}, {precision}", "bytes": peak, "estimate over it": estimate / peak}
-            )
+            yield {"what": f"{case.name}, {precision}", "bytes": peak, "estimate over it": estimate / peak}
     # Four batches at once, so that the plan has something to divide.
     case, place = sizes.cases[-1], this_device()
     recipe = Recipe(steps=2, batch=4 * case.batch, context=case.context, precision="bf16")
     planner = LayoutPlanner(ResourcesSection(device=place.name), place, 1, recipe, case.vocabulary)
     layout = planner.choose(case.shape).cost.layout
-    found = {
+    yield {
+        "what": f"{case.name}, the largest that fits",
         "sequences": layout.sequences(recipe),
         "bytes": _peak(case, recipe, layout),
         "of": planner.usable,
     }
-    return [*rows, {"what": f"{case.name}, the largest that fits", **found}]
 
 
 def _peak(case: Case, recipe: Recipe, layout: Layout) -> int:
     return peak_of_a_new_process(measure_memory, 0, case.shape, case.vocabulary, recipe, layout)
 
 
-def throughput(sizes: Sizes, root: Path) -> list[Row]:
+def throughput(sizes: Sizes, root: Path) -> Iterator[Row]:
     """Tokens per second and MFU of the trainer, of a plain loop of its model, and of a compiled nanoGPT-like loop.
 
     In random order, and the first once more at the end: the clock of a GPU falls as it heats up.
     """
-    variants = [(case, who) for case in sizes.cases for who in ("ours", "plain torch", "compiled nanoGPT")]
+    variants = [(case, who) for case in sizes.cases for who in WHO]
     random.Random(0).shuffle(variants)
-    return [_throughput(sizes, root, *variant) for variant in (*variants, variants[0])]
+    for variant in (*variants, variants[0]):
+        yield _throughput(sizes, root, *variant)
 
 
 def _throughput(sizes: Sizes, root: Path, case: Case, who: str) -> Row:
-    cell, layout = cell_of(case, sizes.steps), Layout(micro_batch=case.micro)
+    compiled = who == "ours, compiled"
+    cell, layout = cell_of(case, sizes.steps), Layout(micro_batch=case.micro, compiled=compiled)
     join()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    if who == "ours":
-        result = train(cell, data_root=root, layout=layout, evaluations=1)
-        points = result.points[len(result.points) // 2 :]
-        rate = statistics.median(point.tokens_per_second for point in points)
+    if who.startswith("ours"):
+        rate = _rate(cell, root, layout, sizes.compiler)
     else:
         other = (
             rival.plain(cell, root) if who == "plain torch" else rival.compiled(cell, root, sizes.compiler)
@@ -259,9 +254,14 @@ def _throughput(sizes: Sizes, root: Path, case: Case, who: str) -> Row:
     return {"what": case.name, "who": who, "tokens/s": rate, "MFU": mfu, "peak bytes": peak}
 
 
-def attention(sizes: Sizes, root: Path) -> list[Row]:
+def _rate(cell: Cell, root: Path, layout: Layout = Layout(), compiler: str = engine.COMPILER) -> float:
+    """Tokens per second of the second half of a cell; the curve of a short cell waits for the device in every step."""
+    with mock.patch.object(loop, "CURVE_POINTS", 2), mock.patch.object(engine, "COMPILER", compiler):
+        return train(cell, data_root=root, layout=layout, evaluations=1).points[-1].tokens_per_second
+
+
+def attention(sizes: Sizes, root: Path) -> Iterator[Row]:
     """Time of causal attention by the width of a head, and whether a flash kernel takes it."""
-    rows = []
     for context in sizes.contexts:
         for head in sizes.heads:
             heads = max(1, 1024 // head)
@@ -279,22 +279,18 @@ def attention(sizes: Sizes, root: Path) -> list[Row]:
                 params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, True, False)
                 flash = torch.backends.cuda.can_use_flash_attention(params)
             work = 3 * 4 * shape[0] * heads * context**2 * head / 2
-            rows.append(
-                {"what": f"{head} wide, {context} tokens", "FLOP/s": work / timed(both), "flash": flash}
-            )
-    return rows
+            yield {"what": f"{head} wide, {context} tokens", "FLOP/s": work / timed(both), "flash": flash}
 
 
-def packing(sizes: Sizes, root: Path) -> list[Row]:
+def packing(sizes: Sizes, root: Path) -> Iterator[Row]:
     """Tokens per second of several processes in sum that train the smallest case side by side."""
     cell = cell_of(sizes.cases[0], 10 * sizes.steps)
     open_store(cell.data, context=cell.recipe.context, root=root, key=cell.data_key)
-    context = multiprocessing.get_context("spawn")
-    rows: list[Row] = []
+    context, alone = multiprocessing.get_context("spawn"), 0.0
     for count in sizes.processes:
         barrier, rates = context.Barrier(count), context.Queue()
         processes = [
-            context.Process(target=_rate, args=(cell, root, barrier, rates), daemon=True)
+            context.Process(target=_put_rate, args=(cell, root, barrier, rates), daemon=True)
             for _ in range(count)
         ]
         for process in processes:
@@ -302,18 +298,17 @@ def packing(sizes: Sizes, root: Path) -> list[Row]:
         total = sum(rates.get(timeout=300) for _ in processes)
         for process in processes:
             process.join(30)
-        over = total / rows[0]["tokens/s"] if rows else 1.0
-        rows.append({"what": f"{count} processes", "tokens/s": total, "over one": over})
-    return rows
+        alone = alone or total
+        yield {"what": f"{count} processes", "tokens/s": total, "over one": total / alone}
 
 
-def _rate(cell: Cell, root: Path, barrier: Any, rates: Any) -> None:
+def _put_rate(cell: Cell, root: Path, barrier: Any, rates: Any) -> None:
     join()
     barrier.wait(300)
-    rates.put(train(cell, data_root=root, evaluations=1).tokens_per_second)
+    rates.put(_rate(cell, root))
 
 
-def checkpoints(sizes: Sizes, root: Path) -> list[Row]:
+def checkpoints(sizes: Sizes, root: Path) -> Iterator[Row]:
     """Bytes and seconds of a checkpoint of the largest case, from the pause of training to its end."""
     case, folder = sizes.cases[-1], root / "checkpoints"
     seconds: list[float] = []
@@ -340,20 +335,17 @@ def checkpoints(sizes: Sizes, root: Path) -> list[Row]:
         for tag in folder.iterdir()
         if tag.is_dir()
     )
-    return [
-        {"what": case.name, "bytes": written, "seconds": statistics.median(seconds), "saves": len(seconds)}
-    ]
+    yield {"what": case.name, "bytes": written, "seconds": statistics.median(seconds), "saves": len(seconds)}
 
 
-def kernel_counts(sizes: Sizes, root: Path) -> list[Row]:
+def kernel_counts(sizes: Sizes, root: Path) -> Iterator[Row]:
     """Operations and reads of the device per layer and step, and the share of a step in which the GPU computes."""
-    rows: list[Row] = []
     for name, count in (
         ("ours", lambda depth, steps: kernels.of_cell(depth, steps, root, Layout(), {"precision": "bf16"})),
         ("plain torch", lambda depth, steps: kernels.of_plain_torch(depth, steps, "bf16")),
     ):
         operations, reads = kernels.per_layer(count)
-        rows.append({"what": f"{name}, per layer", "operations": operations, "reads": reads})
+        yield {"what": f"{name}, per layer", "operations": operations, "reads": reads}
     cell = cell_of(sizes.cases[0], sizes.steps)
     activity = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
     with profile(activities=[activity]) as found:
@@ -363,24 +355,20 @@ def kernel_counts(sizes: Sizes, root: Path) -> list[Row]:
     ]
     busy = sum(event.self_device_time_total for event in events) / 1e6
     starts = sum(event.count for event in events)
-    rows.append(
-        {
-            "what": f"{sizes.cases[0].name}, profiled",
-            "kernels per step": starts / sizes.steps,
-            "busy": busy / result.train_seconds,
-        }
-    )
-    return rows
+    yield {
+        "what": f"{sizes.cases[0].name}, profiled",
+        "kernels per step": starts / sizes.steps,
+        "busy": busy / result.train_seconds,
+    }
 
 
-def constants(sizes: Sizes, root: Path) -> list[Row]:
+def constants(sizes: Sizes, root: Path) -> Iterator[Row]:
     """The constants of `study.spec.devices` that plans of this device should have, from the steps of all cases."""
     place, costs, seconds = this_device(), [], []
     for case in (*sizes.cases, *sizes.life):
         cell, layout = cell_of(case, sizes.steps), Layout(micro_batch=case.micro)
-        result = train(cell, data_root=root, layout=layout, evaluations=1)
         costs.append(Cost(case.shape, case.vocabulary, cell.recipe, layout, place))
-        seconds.append(case.batch * case.context / result.tokens_per_second)
+        seconds.append(case.batch * case.context / _rate(cell, root, layout))
         release()
     step, layer, work = fitted(costs, seconds)
     found = replace(
@@ -391,13 +379,10 @@ def constants(sizes: Sizes, root: Path) -> list[Row]:
         utilisation=place.utilisation / work,
     )
     names = ("seconds_per_step", "seconds_per_step_layer", "utilisation")
-    rows: list[Row] = [{"what": place.name, **{name: getattr(found, name) for name in names}}]
+    yield {"what": place.name, **{name: getattr(found, name) for name in names}}
     for case, cost, second in zip((*sizes.cases, *sizes.life), costs, seconds, strict=True):
         planned, new = cost.step_seconds, replace(cost, device=found).step_seconds
-        rows.append(
-            {"what": case.name, "seconds": second, "plan over it": planned / second, "new": new / second}
-        )
-    return rows
+        yield {"what": case.name, "seconds": second, "plan over it": planned / second, "new": new / second}
 
 
 def release() -> None:
@@ -408,7 +393,7 @@ def release() -> None:
 
 
 #: In the order in which they run, with the seconds after which a stage is ended.
-STAGES: dict[str, tuple[Callable[[Sizes, Path], list[Row]], float]] = {
+STAGES: dict[str, tuple[Callable[[Sizes, Path], Iterator[Row]], float]] = {
     "ceilings": (ceilings, 60),
     "agreement": (agreement, 90),
     "life": (life, 180),

@@ -22,7 +22,7 @@ ABSENT = ("ray", "mlflow", "optuna", "datasets", "pandas", "scipy", "rich", "typ
 
 def rows_of(stage, tmp_path):
     """The rows of a stage by `what`; numbers are finite and none is negative."""
-    rows = stages.STAGES[stage][0](SIZES, tmp_path)
+    rows = list(stages.STAGES[stage][0](SIZES, tmp_path))
     json.dumps(rows, allow_nan=False)
     assert all(value >= 0 for row in rows for value in row.values() if isinstance(value, int | float))
     return {row["what"]: row for row in rows}
@@ -35,9 +35,8 @@ def test_the_ceilings_are_measured(tmp_path):
 
 
 def test_losses_are_those_of_a_plain_loop(tmp_path):
-    rows = rows_of("agreement", tmp_path)
-    assert rows["fp32"]["apart"] < 1e-4
-    assert rows["bf16"]["apart"] < 5e-3
+    for what, row in rows_of("agreement", tmp_path).items():
+        assert row["apart"] < (1e-4 if what.startswith("fp32") else 5e-3)
 
 
 @pytest.mark.slow
@@ -73,10 +72,10 @@ def test_memory_is_as_estimated_and_the_largest_micro_batch_fits(tmp_path):
 
 
 def test_every_case_is_timed_against_both_rivals_and_the_first_again(tmp_path):
-    rows = stages.throughput(SIZES, tmp_path)
+    rows = list(stages.throughput(SIZES, tmp_path))
     variants = [(row["what"], row["who"]) for row in rows]
     assert variants[0] == variants[-1]
-    assert len(set(variants)) == len(variants) - 1 == 3 * len(SIZES.cases)
+    assert len(set(variants)) == len(variants) - 1 == len(stages.WHO) * len(SIZES.cases)
     peak = stages.this_device().peak["bf16"]
     for row in rows:
         case = next(case for case in SIZES.cases if case.name == row["what"])
@@ -116,8 +115,7 @@ def test_operations_of_a_layer_are_no_more_than_a_plain_loop_s(tmp_path):
 
 
 def test_constants_of_a_plan_follow_from_the_steps(tmp_path):
-    found = stages.constants(SIZES, tmp_path)
-    own, *cells = found
+    own, *cells = stages.constants(SIZES, tmp_path)
     assert own["what"] == stages.this_device().name
     assert own["utilisation"] > 0
     # On a busy machine single cells are off; the fitted plan is nearer to all of them than the old one.
@@ -139,10 +137,8 @@ def test_the_script_keeps_every_stage_also_a_failed_one(tmp_path, monkeypatch, c
     assert "ended at its limit" in table("attention", document["stages"]["attention"])
 
 
-def one_row(command, **_):
-    return subprocess.CompletedProcess(
-        command, 0, stdout='a warning\n[{"what": "copy", "bytes/s": 1.234e12}]\n'
-    )
+def one_row(command, stdout, **_):
+    stdout.write('a warning\nrow {"what": "copy", "bytes/s": 1.234e12}\n')
 
 
 @pytest.mark.slow
@@ -153,7 +149,7 @@ find = importlib.machinery.PathFinder.find_spec
 def find_others(name, *places):
     return None if name.split(".")[0] in {ABSENT} else find(name, *places)
 importlib.machinery.PathFinder.find_spec = staticmethod(find_others)
-sys.argv[1:] = ["gpu.json", "--size", "tiny", "--stage", "agreement"]
+sys.argv[1:] = ["gpu.json", "--size", "tiny", "--stage", "life"]
 import tests.gpu.__main__ as script
 script.main()
 """
@@ -167,7 +163,7 @@ script.main()
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [row["what"] for row in json.loads(done.stdout.strip().rpartition("\n")[2])] == ["fp32", "bf16"]
+    assert "weights read by transformers" in done.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

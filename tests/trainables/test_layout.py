@@ -6,8 +6,8 @@ from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
 
 
-def recipe(batch=24, precision="fp32"):
-    return Recipe(steps=10, batch=batch, context=8, precision=precision)
+def recipe(batch=24, **changes):
+    return Recipe(steps=10, batch=batch, context=8, **changes)
 
 
 def shape(heads):
@@ -54,6 +54,9 @@ def test_a_step_is_shared_among_groups_and_cut_into_pieces(layout, ranks, share,
             {},
             ["micro_batch 8", "the 12 sequences", "batch of 24 over data_parallel 2", "divisor of 12"],
         ),
+        (Layout(compiled=True), 4, {"dropout": 0.1}, ["dropout 0.1", "Leave `compiled` out"]),
+        (Layout(compiled=True, tensor_parallel=2), 4, {}, ["tensor_parallel 2", "Leave `compiled` out"]),
+        (Layout(compiled=True, data_parallel=2, zero=3), 4, {}, ["ZeRO stage 3", "Leave `compiled` out"]),
         (Layout(micro_batch=48), 4, {}, ["micro_batch 48", "the 24 sequences", "divisor of 24"]),
     ],
 )

@@ -3,8 +3,12 @@
 import contextlib
 import importlib
 import math
+import os
+import shutil
 import sys
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +26,8 @@ from trainables.model.parametrisation import param_groups
 from trainables.ranks.process_group import import_deepspeed
 
 LINEAR = functional.linear
+#: What compiles layers.
+COMPILER = "inductor"
 
 
 class MuonAndAdamW(Optimizer):
@@ -144,10 +150,29 @@ def build_engine(
                 # It ignores a pattern without a match.
                 raise RuntimeError(f"DeepSpeed did not shard {name}")
         model_family.finish_sharding(engine.module, layout)
+    if layout.compiled:
+        compile_layers(engine.module)
     if layout.data_parallel == 1 and layout.zero == 0:
         # DeepSpeed would sum the gradients of one group with itself, through a copy of all of them.
         engine.enable_backward_allreduce = False
     return engine
+
+
+def missing_for_compiler() -> str | None:
+    """Return what this machine lacks to compile layers: Triton and Inductor build C code at run time."""
+    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
+        return "a C compiler"
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return None if headers.is_file() else f"{headers} (Debian: python3-dev)"
+
+
+def compile_layers(model: Any) -> None:
+    """Compile each layer of a HuggingFace model; all share the code of the first."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.compile(backend=COMPILER, dynamic=False)
 
 
 def close_engine(engine: Any) -> None:
@@ -156,6 +181,8 @@ def close_engine(engine: Any) -> None:
     Stage 3 replaces it for the rest of the process, where the loss of a later cell in bf16 differed by 2e-4.
     """
     engine.destroy()
+    # torch keeps the code of at most eight shapes of a layer, and runs others without it.
+    torch.compiler.reset()
     functional.linear = LINEAR
 
 

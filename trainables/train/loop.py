@@ -32,7 +32,15 @@ from trainables.ranks.collective import run_on_all_ranks
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, join, leave
 from trainables.record import Keep
 from trainables.storage.storage import Folder, open_storage, patiently
-from trainables.train.engine import build_engine, clip_gradients, close_engine, preload, schedule, whole_state
+from trainables.train.engine import (
+    build_engine,
+    clip_gradients,
+    close_engine,
+    missing_for_compiler,
+    preload,
+    schedule,
+    whole_state,
+)
 from trainables.train.memory_meter import MemoryMeter
 
 #: Points of a training curve.
@@ -160,6 +168,9 @@ def _start(
     torch.manual_seed(cell.seed)
     model = build_model(cell.shape, cell.recipe, store.vocabulary, cell.seed)
     is_universal = found is not None and found.universal
+    if layout.compiled and (missing := missing_for_compiler()):
+        notes.append(f"the layers were not compiled: this machine lacks {missing}")
+        layout = layout.model_copy(update={"compiled": False})
     engine = build_engine(model, cell.shape, cell.recipe, cell.lr, layout, universal=is_universal)
     state = found.marker.state if found else TrainingState(cell=cell.key)
     if found:

@@ -209,6 +209,28 @@ def test_activations_are_recomputed_where_nothing_else_fits_on_as_few_devices() 
     assert "activations recomputed" in always.flags
 
 
+def test_layers_are_compiled_where_the_time_pays_for_it_and_the_loss_stays() -> None:
+    small, large = Shape(depth=2, width=64, heads=2), Shape(depth=24, width=2048, heads=32)
+    hour = recipe(steps=10_000)
+
+    def is_compiled(one: Recipe, shape: Shape, **resources: Any) -> bool:
+        choice = layout_planner(one, room=8, **resources).choose(shape)
+        assert choice.layout.compiled is ("layers compiled" in choice.flags)
+        return choice.layout.compiled
+
+    assert is_compiled(hour, large)
+    assert not is_compiled(recipe(), large)
+    assert not is_compiled(recipe(steps=1000), small)
+    assert not is_compiled(hour, large, compile="never")
+    assert is_compiled(recipe(), small, compile="always")
+    cpu = {"device": "cpu", "micro_batch": 1}
+    assert not is_compiled(hour, small, **cpu)
+    assert is_compiled(hour, small, **cpu, compile="always")
+    for otherwise in ({"tensor_parallel": 2}, {"zero": 3, "data_parallel": 2}):
+        assert not is_compiled(hour, large, compile="always", **otherwise)
+    assert not is_compiled(recipe(steps=10_000, dropout=0.1), large, compile="always")
+
+
 def test_a_small_shape_stays_on_one_device() -> None:
     choice = layout_planner(recipe(context=128)).choose(Shape(depth=2, width=256, heads=4))
     assert choice.layout == Layout(micro_batch=64)
@@ -423,6 +445,7 @@ def test_by_hand_is_the_command_that_trains_the_layout() -> None:
     )
     assert "--nproc-per-node 4" in text
     assert text.endswith("--zero 3 --activation-checkpointing --shard-vocabulary")
+    assert by_hand(Layout(compiled=True)) == "python -m trainables CELL.json --zero 0 --compiled"
 
 
 def test_a_cell_comes_with_the_command_that_trains_it(command: Any, tmp_path: Path) -> None:

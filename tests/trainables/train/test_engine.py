@@ -2,14 +2,17 @@ import math
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.nn import functional
 
 from tests.plain_gpt2 import PlainGPT2, PlainTrainer
+from tests.trainables.train import golden
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.ranks.process_group import join
 from trainables.train.engine import LINEAR, build_engine, clip_gradients, close_engine, schedule
+from trainables.train.loop import train
 
 
 @pytest.fixture(autouse=True)
@@ -200,3 +203,33 @@ def test_library_defect_deepspeed_would_compile_an_op_on_the_cpu():
 
     assert "deepspeed_shm_comm" in ALL_OPS
     assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "apart"), [("fp32", 1e-6), ("bf16", 1e-4)])
+@pytest.mark.parametrize("network", ["gpt2", "analysed"])
+def test_compiled_layers_share_one_code_and_have_the_losses_of_others(tmp_path, network, precision, apart):
+    cell = golden.cell(depth=3, network=network, precision=precision)
+    plain = train(cell, data_root=tmp_path, evaluations=1)
+    counters.clear()
+    ours = train(cell, data_root=tmp_path, layout=Layout(compiled=True), evaluations=1)
+    # For all layers one of training, one of evaluation, and one of its last and smaller batch, each without a break.
+    assert (counters["stats"]["unique_graphs"], len(counters["graph_break"])) == (3, 0)
+    assert [p.train_loss for p in ours.points] == pytest.approx(
+        [p.train_loss for p in plain.points], rel=apart
+    )
+    assert ours.loss == pytest.approx(plain.loss, rel=apart)
+    assert not ours.notes
+
+
+def test_a_machine_without_a_compiler_trains_and_notes_it(tmp_path, monkeypatch):
+    cell = golden.cell()
+    plain = train(cell, data_root=tmp_path, evaluations=1)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    counters.clear()
+    ours = train(cell, data_root=tmp_path, layout=Layout(compiled=True), evaluations=1)
+    assert not counters["stats"]
+    assert ours.loss == plain.loss
+    (note,) = ours.notes
+    assert "C compiler" in note

@@ -36,8 +36,21 @@ new_python() {
   return 1
 }
 
-install() {
+# Refuse a driver that is too old for the CUDA of torch, before 3 GB are downloaded: CUDA 13 needs 580, 12 needs 525.
+# torch pins its CUDA packages itself, so constraints.txt has none of them.
+check_driver() {
+  local driver least=580
+  driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) || return 0
+  if [[ "$driver" =~ ^([0-9]+)\. ]] && [ "${BASH_REMATCH[1]}" -lt "$least" ]; then
+    echo "$(hostname) has NVIDIA's driver $driver, and torch's CUDA 13 needs $least or newer. Take a newer image (the one of" \
+      "cluster/account.sh has 595), or offer an environment with an older CUDA by INTERPLAY_ENV." >&2
+    exit 1
+  fi
+}
+
+install_packages() {
   local python
+  check_driver
   if ! new_python >/dev/null && command -v apt-get >/dev/null && sudo -n true; then
     echo "No Python of 3.11 or newer with venv; asking apt for python3-venv."
     sudo -n apt-get -o DPkg::Lock::Timeout=300 update -qq
@@ -54,6 +67,12 @@ install() {
   "$environment/bin/python" -m pip install -q --disable-pip-version-check --no-cache-dir \
     -c "$repository/constraints.txt" -e "${repository}[cluster]"
 }
+
+# AWS's GPU images mount the instance store there, for root only.
+nvme=${INTERPLAY_NVME:-/opt/dlami/nvme}
+if mountpoint -q "$nvme" && [ ! -w "$nvme/interplay" ] && sudo -n true 2>/dev/null; then
+  sudo -n install -d -o "$(id -u)" -g "$(id -g)" "$nvme/interplay"
+fi
 
 # Two machines may share one home folder.
 exec 9>"$HOME/.interplay-env.lock"
@@ -90,7 +109,7 @@ if ! ready; then
     echo "Rebuild it from this version's pyproject.toml and constraints.txt, or unset INTERPLAY_ENV to have them installed." >&2
     exit 1
   else
-    install
+    install_packages
   fi
   if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU ' &&
     ! "$environment/bin/python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then

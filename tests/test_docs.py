@@ -60,6 +60,7 @@ ELSEWHERE = {
     "interplay export text L4-d24-s0 --out model": "tests/study/results/test_export.py, another study",
     "interplay report quickstart": "tests/study/commands/test_series.py, another study",
     "interplay ui": "test_ui.py, which also ends it",
+    "AWS_DEFAULT_REGION=us-west-2 bash cluster/account.sh": "tests/cluster/test_account.py, against moto",
     "interplay cluster check cluster/aws.yaml": "tests/cluster/test_check.py, with the placeholders filled in",
     "interplay cluster check cluster/aws.yaml levine2020": "as above",
     "interplay cluster check cluster/onprem.yaml": "as above",

@@ -1,14 +1,17 @@
 """Train one cell by hand, without Ray or MLflow: `python -m trainables CELL.json`.
 
-Prints the result as JSON and progress on stderr. Run it again to resume from the newest checkpoint. With `torchrun
---nproc-per-node 2` each batch is shared among two ranks, and with `--tensor-parallel 2` each matrix.
+Prints the result as JSON and progress on stderr. Run it again to resume from the newest checkpoint of `--checkpoints`,
+which SIGTERM (a scheduler's stop) and Ctrl-C write first. With `torchrun --nproc-per-node 2` each batch is shared among
+two ranks, and with `--tensor-parallel 2` each matrix.
 """
 
 import argparse
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,12 +19,14 @@ from pydantic import ValidationError
 
 from trainables.cell import Cell
 from trainables.diagnostics import DIAGNOSTICS
-from trainables.errors import InputError
+from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout, default_zero
 from trainables.model.family import family
 from trainables.progress import Progress
 from trainables.record import Keep, refuse_filled
 
+#: Exit status after SIGTERM or Ctrl-C with a checkpoint.
+INTERRUPTED = 143
 #: Longest difference between the start-up times of ranks on one machine, in seconds.
 REFUSAL_SECONDS = 15.0
 
@@ -50,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train the cell of a file; return the exit status: 0 done, 1 diverged, 2 wrong input."""
+    """Train the cell of a file; return the exit status: 0 done, 1 diverged, 2 wrong input, 143 stopped and saved."""
     options = _parser().parse_args(arguments)
     try:
         cell = read_cell(options.cell)
@@ -64,19 +69,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from trainables.ranks.process_group import leave
         from trainables.train.loop import train
 
-        result = train(
-            cell,
-            data_root=options.data,
-            layout=_layout(options, cell),
-            checkpoints=options.checkpoints,
-            checkpoint_every=options.checkpoint_every,
-            weights=Keep(options.weights) if options.weights else None,
-            evaluations=options.evaluations,
-            diagnostics=options.diagnostics,
-            report=_show,
-        )
+        with _stop_signals(saves=options.checkpoints is not None) as interrupted:
+            result = train(
+                cell,
+                data_root=options.data,
+                layout=_layout(options, cell),
+                checkpoints=options.checkpoints,
+                checkpoint_every=options.checkpoint_every,
+                weights=Keep(options.weights) if options.weights else None,
+                evaluations=options.evaluations,
+                diagnostics=options.diagnostics,
+                report=_show,
+                interrupted=interrupted,
+            )
         # A rank that exits with open connections counts as lost.
         leave()
+    except InterruptedTrainingError as error:
+        print(f"{error}, and saved; the same command continues it.", file=sys.stderr, flush=True)
+        return INTERRUPTED
     except (InputError, ConnectionError) as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -87,6 +97,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.environ.get("RANK", "0") == "0":
         print(result.model_dump_json(indent=2))
     return 0 if result.status == "done" else 1
+
+
+@contextmanager
+def _stop_signals(*, saves: bool) -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether SIGTERM or Ctrl-C has come; both end the process if nothing is saved."""
+    came: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        came.append(number)
+        # A second one ends the process at once.
+        signal.signal(number, before[signal.Signals(number)])
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if saves}
+    try:
+        for number in before:
+            signal.signal(number, note)
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _layout(options: argparse.Namespace, cell: Cell) -> Layout:

@@ -1,4 +1,4 @@
-"""The commands of cluster/README.md that prepare an AWS account, run unchanged against moto."""
+"""cluster/account.sh, which prepares an AWS account, run unchanged but for the name of the image against moto."""
 
 import json
 import os
@@ -58,13 +58,14 @@ def laptop(endpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def account(laptop):
-    """The account after the commands: the values of their last line."""
-    (block,) = re.findall(r"```bash\n(export AWS_DEFAULT_REGION=.*?)```", README.read_text(), re.S)
+    """The account after the script: the values of its last line."""
+    script = (README.parent / "account.sh").read_text()
     # moto serves a fixed list of public parameters, without this one: the question is asked here for one it has.
     name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-    assert name in block
+    assert name in script
     shown = laptop(
-        block.replace(name, "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64")
+        script.replace(name, "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"),
+        AWS_DEFAULT_REGION="us-west-2",
     )
     return dict(re.findall(r"(\w+): (\S+)", shown.splitlines()[-1]))
 
@@ -82,7 +83,7 @@ def client(endpoint, account):
     return make
 
 
-def test_the_commands_print_what_the_file_wants_to_know(account):
+def test_the_script_prints_what_the_file_wants_to_know(account):
     assert account["region"] == "us-west-2"
     assert re.fullmatch(r"ami-[0-9a-f]+", account["image"])
     assert re.fullmatch(r"sg-[0-9a-f]+", account["security_group"])

@@ -76,7 +76,7 @@ def edited(text, ids):
     for pool in ("cpu", "on_demand"):
         old = yaml.safe_load(text)["metadata"][pool]["type"]
         text = text.replace(f"type: &{pool} {old}", f"type: &{pool} {MACHINE}")
-    text = text.replace("idle_timeout_minutes: 5", "idle_timeout_minutes: 1")
+    text = text.replace("idle_timeout_minutes: 15", "idle_timeout_minutes: 1")
     values = yaml.safe_load(text)
     assert values["available_node_types"]["cpu"]["node_config"]["InstanceType"] == MACHINE
     assert values["available_node_types"]["on_demand"]["node_config"]["InstanceType"] == MACHINE

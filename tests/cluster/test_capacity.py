@@ -56,7 +56,7 @@ def without(*types, **changes):
 
 FILES = {
     "the shipped one": without(),
-    "no GPUs": without("spot", "on_demand", "wide"),
+    "no GPUs": without("spot", "on_demand", "h100", "wide"),
     "GPUs alone": without("cpu"),
     "no more than two machines": without("wide", max_workers=2),
     "no pools": lambda document: (
@@ -75,8 +75,8 @@ CASES = [
     ("the shipped one", ["resources.device=cpu"], None),
     ("the shipped one", ["resources.device=l4-24gb"], None),
     ("the shipped one", ["resources.device=cpu", "resources.slots=500"], None),
-    ("the shipped one", ["resources.device=cpu", "resources.pool=large"], "cpu, on_demand, spot, wide"),
-    ("the shipped one", ["resources.device=h200-141gb"], "are A100, L4"),
+    ("the shipped one", ["resources.device=cpu", "resources.pool=large"], "cpu, h100, on_demand, spot, wide"),
+    ("the shipped one", ["resources.device=h200-141gb"], "are A100, H100, L4"),
     ("the shipped one", ["resources.device=cpu", "resources.cpus_per_trial=500"], "with cpu has 8"),
     (
         "the shipped one",

@@ -52,7 +52,7 @@ def test_the_shipped_file_passes_after_its_edits(laptop):
     checked = check(str(aws(laptop)))
     assert checked.file.errors == []
     assert checked.file.warnings == []
-    assert {pool.name for pool in checked.pools} == {"spot", "on_demand", "wide", "cpu"}
+    assert {pool.name for pool in checked.pools} == {"spot", "on_demand", "h100", "wide", "cpu"}
     assert all(pool.hour for pool in checked.pools)
 
 
@@ -93,7 +93,7 @@ BROKEN = {
         "`HttpTokens`",
     ),
     "type of a value": (
-        "VolumeSize: 150",
+        "VolumeSize: 400",
         "VolumeSize: '150'",
         HEAD + ".node_config.BlockDeviceMappings[0].Ebs.VolumeSize",
         "valid types: <class 'int'>",
@@ -127,13 +127,13 @@ BROKEN = {
         "remove",
     ),
     "no disk": (
-        "      BlockDeviceMappings:\n        - {DeviceName: /dev/sda1, Ebs: {VolumeSize: 150,",
+        "      BlockDeviceMappings:\n        - {DeviceName: /dev/sda1, Ebs: {VolumeSize: 400,",
         "      BlockDeviceMappings:\n        - {DeviceName: /dev/sda1, Ebs: {Iops: 3000,",
         HEAD + ".node_config.BlockDeviceMappings",
         "VolumeSize: 160",
     ),
     "small disk": (
-        "VolumeSize: 150",
+        "VolumeSize: 400",
         "VolumeSize: 20",
         HEAD + ".node_config.BlockDeviceMappings",
         "VolumeSize: 160",
@@ -264,7 +264,7 @@ def test_no_value_of_a_wrong_type_is_an_internal_error(laptop):
         "rsync_filter",
         "head_start_ray_commands",
     )
-    others = ("on_demand", "wide", "cpu")
+    others = ("on_demand", "h100", "wide", "cpu")
     junk = itertools.cycle([[], {}, 3, None, [1], True, {"a": 1}])
     count = 0
     for place in places(document):
@@ -397,8 +397,8 @@ def test_the_price_of_a_study_grows_with_its_work(laptop):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["resources.pool=large"], "cpu, on_demand, spot, wide"),
-        (["resources.device=h200-141gb"], "A100"),
+        (["resources.pool=large"], "cpu, h100, on_demand, spot, wide"),
+        (["resources.device=h200-141gb"], "A100, H100"),
         (["resources.device=a100-40gb"], "cannot distinguish"),
         (["resources.cpus_per_trial=500"], "500 CPUs"),
         (["resources.device=l4-24gb", "resources.pool=wide"], "with wide and accelerator_type:L4"),

@@ -106,7 +106,7 @@ def test_pools_are_resources_and_labels_of_one_name():
     types = config["available_node_types"]
     head = types.pop(config["head_node_type"])
     assert head["resources"] == {"CPU": 0, "head": 1}
-    assert set(types) == {"spot", "on_demand", "wide", "cpu"}
+    assert set(types) == {"spot", "on_demand", "h100", "wide", "cpu"}
     for name, kind in types.items():
         assert kind["resources"] == {name: 1}
         assert kind["labels"] == {"pool": name}
@@ -263,9 +263,9 @@ def test_the_prices_on_the_page_are_current(tmp_path):
 
 
 def test_an_image_is_built_from_what_a_machine_is_set_up_from():
-    """.dockerignore admits the files that `ray up` mounts, and the page's image has the pinned Ray."""
+    """.dockerignore admits the files that `ray up` mounts, and the image has the pinned Ray."""
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     mounts = load("aws.yaml")["file_mounts"].values()
     assert allowed == {source for source in mounts if not source.startswith("~")}
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
-    assert f"FROM rayproject/ray:{pins['ray']}-py311" in (CLUSTER / "README.md").read_text()
+    assert f"FROM rayproject/ray:{pins['ray']}-py311" in (CLUSTER / "Dockerfile").read_text()

@@ -127,6 +127,28 @@ def test_a_gpu_that_torch_cannot_use_is_said_at_once(machine, tmp_path):
     assert "torch cannot use it" in done.stderr
 
 
+def test_a_driver_that_is_too_old_is_refused_by_number_before_anything_is_installed(machine, tmp_path):
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine may have a driver of its own")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 550.54.15\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = machine.setup(PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert done.returncode == 1
+    assert "550.54.15" in done.stderr
+    assert "580" in done.stderr
+    assert not (machine.home / "interplay-env").exists()
+
+
+def test_packed_data_are_kept_on_the_instance_store_if_there_is_one(machine, tmp_path):
+    machine.use_this_environment().setup()
+    assert "INTERPLAY_CACHE" not in machine.variables(INTERPLAY_NVME=str(tmp_path / "nvme"))
+    (tmp_path / "nvme" / "interplay").mkdir(parents=True)
+    found = machine.variables(INTERPLAY_NVME=str(tmp_path / "nvme"))
+    assert found["INTERPLAY_CACHE"] == str(tmp_path / "nvme" / "interplay")
+    own = machine.variables(INTERPLAY_NVME=str(tmp_path / "nvme"), INTERPLAY_CACHE="/mine")
+    assert own["INTERPLAY_CACHE"] == "/mine"
+
+
 def test_the_head_of_aws_tells_the_region_and_the_bucket(machine):
     machine.configure(
         cluster_name="interplay",

@@ -75,6 +75,7 @@ def train(
     diagnostics: Sequence[Diagnostic] = (),
     report: Callable[[Progress], None] | None = None,
     interrupted: Callable[[], bool] = lambda: False,
+    at_risk: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Train a cell, or resume it from its newest checkpoint, and return its result.
 
@@ -90,6 +91,8 @@ def train(
     - `diagnostics`: measured before the first step and at each evaluation, with no effect on training.
     - `report`: called on rank 0 with new progress, at most once in `REPORT_EVERY` seconds.
     - `interrupted`: asked on rank 0 about every `CHECK_EVERY` seconds; once it is true, the cell saves and ends.
+    - `at_risk`: asked as often; while it is true, because the machine will be taken away, checkpoints are at most
+      `CHECKPOINT_EVERY` seconds apart.
 
     Raises:
         DataError: the data is missing, unusable, or has changed since the cell was planned.
@@ -120,7 +123,18 @@ def train(
     storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
     engine, state, damaged = _start(cell, layout, store, storage)
     training = _Training(
-        cell, layout, store, engine, state, damaged, meter, storage, checkpoint_every, report, interrupted
+        cell,
+        layout,
+        store,
+        engine,
+        state,
+        damaged,
+        meter,
+        storage,
+        checkpoint_every,
+        report,
+        interrupted,
+        at_risk,
     )
     try:
         if diagnostics:
@@ -212,6 +226,7 @@ class _Training:
     checkpoint_every: float | None
     report: Callable[[Progress], None] | None
     interrupted: Callable[[], bool]
+    at_risk: Callable[[], bool]
     probe: Probe | None = None
     #: Points and evaluations reported so far.
     reported: tuple[int, int] = (0, 0)
@@ -253,7 +268,9 @@ class _Training:
                 self._evaluate()
             now = time.monotonic()
             if reason is None and state.step < steps:
-                is_due = now - last_checkpoint > interval
+                is_due = now - last_checkpoint > (
+                    min(interval, CHECKPOINT_EVERY) if self.at_risk() else interval
+                )
                 stride = next_stride(stride, state.step - first_step, seconds)
                 broken = not self.is_finite or self.engine.skipped_steps > 0
                 broken, ends, due, stride = self._values_of_rank_0(broken, self.interrupted(), is_due, stride)

@@ -1,5 +1,8 @@
+import itertools
 import json
 import os
+import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -302,6 +305,46 @@ def test_an_interrupted_cell_saves_inside_a_window_and_goes_on_to_the_same_bits(
         (p.step, p.train_loss, p.grad_norm) for p in whole.points
     ]
     assert [e.loss for e in resumed.evaluations] == [e.loss for e in whole.evaluations]
+
+
+def test_a_machine_at_risk_saves_as_often_as_by_default(root, tmp_path, monkeypatch):
+    """Whatever the interval is, and no longer once the risk is over."""
+    monkeypatch.setattr(loop, "CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr(loop, "next_stride", lambda *_: 1)
+    risks, saves, save = itertools.count(1), [], loop._Training._save
+    monkeypatch.setattr(
+        loop._Training, "_save", lambda training: (saves.append(training.state.step), save(training))
+    )
+    train(
+        cell(), data_root=root, checkpoints=tmp_path, checkpoint_every=1000,
+        at_risk=lambda: 5 <= next(risks) <= 8,
+    )  # fmt: skip
+    assert saves == [5, 6, 7, 8]
+
+
+@pytest.mark.slow
+def test_a_stopped_process_saves_and_the_same_command_continues(root, tmp_path):
+    one, file = cell(recipe={"steps": 100_000}), tmp_path / "cell.json"
+    file.write_text(one.model_dump_json())
+    command = [
+        sys.executable, "-m", "trainables", file, "--data", root, "--checkpoints", tmp_path / "kept",
+        "--checkpoint-every", "1000",
+    ]  # fmt: skip
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        line = process.stderr.readline()
+        while "step" not in line:
+            line = process.stderr.readline()
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 143
+        assert not output
+        assert "the same command continues it" in errors
+    steps = [
+        int(step) for step in re.findall(r"step-(\d+)", " ".join(map(str, (tmp_path / "kept").iterdir())))
+    ]
+    assert 0 < max(steps) < 100_000
+    assert f"stopped at step {max(steps)}" in errors
 
 
 def test_a_cell_without_storage_ends_when_it_is_interrupted(root):

@@ -6,7 +6,7 @@ from functools import cached_property
 from study.spec.devices import Device
 from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.counts import Memory, memory
+from trainables.model.counts import CHUNK_LOGITS, Memory, memory
 from trainables.model.family import VALUE_BYTES, Flops, Parameters, family
 
 
@@ -44,20 +44,32 @@ class Cost:
         return float(self.flops.training * self.recipe.tokens)
 
     @cached_property
+    def rank_flops(self) -> float:
+        """FLOPs of a rank for forward and backward on one micro-batch, with what is computed again.
+
+        Tensor-parallel ranks share the matrices and heads of the layers; each computes all norms, and all logits unless
+        `shard_vocabulary` divides these too.
+        """
+        layout, work, tokens = self.layout, self.flops, self._piece_tokens
+        layers = (work.matrices + work.attention) / layout.tensor_parallel + work.norms
+        head = work.head / (layout.tensor_parallel if layout.shard_vocabulary else 1)
+        is_chunked = not layout.shard_vocabulary and tokens * self.vocabulary > CHUNK_LOGITS
+        passes = 4 if layout.activation_checkpointing else 3
+        return tokens * (passes * layers + (4 if is_chunked else 3) * head)
+
+    @property
+    def _piece_tokens(self) -> int:
+        return self.layout.sequences(self.recipe) * self.recipe.context
+
+    @cached_property
     def piece_seconds(self) -> float:
         """Seconds of forward and backward on one micro-batch, all ranks side by side."""
-        recipe, layout, work = self.recipe, self.layout, self.flops
-        per_token = work.training + (work.forward if layout.activation_checkpointing else 0)
-        tokens = layout.sequences(recipe) * recipe.context
+        layout, tokens, precision = self.layout, self._piece_tokens, self.recipe.precision
         of_rank = tokens / layout.tensor_parallel
-        return step_seconds(
-            self.device,
-            self.shape,
-            of_rank,
-            per_token * tokens / layout.tensor_parallel,
-            recipe.precision,
-            self.utilisation,
-        ) + tensor_exchange_seconds(self.device, self.shape, tokens, recipe.precision, layout)
+        computing = step_seconds(
+            self.device, self.shape, of_rank, self.rank_flops, precision, self.utilisation
+        )
+        return computing + tensor_exchange_seconds(self.device, self.shape, tokens, precision, layout)
 
     @cached_property
     def step_seconds(self) -> float:
@@ -67,8 +79,8 @@ class Cost:
 
     def seconds(self, evaluations: int, validation_tokens: int) -> float:
         """Return the seconds of the whole cell with its evaluations."""
-        recipe, layout = self.recipe, self.layout
-        tokens = layout.sequences(recipe) * recipe.context * layout.data_parallel
+        recipe = self.recipe
+        tokens = self._piece_tokens * self.layout.data_parallel
         # An evaluation is forward only: a third of the work of training on as many tokens.
         evaluation = -(-validation_tokens // tokens) * self.piece_seconds / 3
         return recipe.steps * self.step_seconds + evaluations * evaluation

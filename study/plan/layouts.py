@@ -181,7 +181,7 @@ class LayoutPlanner:
             zero=default_zero(self.recipe, tensor * data) if zero == "auto" else zero,
             micro_batch=micro_batch,
             activation_checkpointing=activation_checkpointing,
-            shard_vocabulary=self.resources.shard_vocabulary == "always" and tensor > 1,
+            shard_vocabulary=self.resources.shard_vocabulary != "never" and tensor > 1,
         )
 
     def _refuse_impossible(self, shape: Shape) -> None:

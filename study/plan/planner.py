@@ -122,8 +122,12 @@ def make_planner(
     key = data_key(spec.data, spec.training.context, base)
     vocabulary = spec.data.vocabulary_size
     speed = None if room else known_speed(device, slots, recipe, vocabulary)
+    resources = spec.resources
+    if spec.data.has_targets:
+        # The accuracy of a task is read off whole logits.
+        resources = resources.model_copy(update={"shard_vocabulary": "never"})
     layouts = LayoutPlanner(
-        spec.resources, speed.of(device) if speed else device, slots, recipe, vocabulary, not to_read
+        resources, speed.of(device) if speed else device, slots, recipe, vocabulary, not to_read
     )
     if room:
         layouts = replace(layouts, share=room.memory, largest=room.together)

@@ -120,9 +120,10 @@ class ResourcesSection(Section):
         description="recompute the activations inside a layer in backward: a third more work for less memory; auto is "
         "only if a cell does not fit without",
     )
-    shard_vocabulary: Literal["never", "always"] = Field(
-        default="never",
-        description="also share the embedding and the logits among tensor-parallel ranks",
+    shard_vocabulary: Literal["never", "always", "auto"] = Field(
+        default="auto",
+        description="tensor-parallel ranks also share the embedding and the logits; auto does so but for tasks, whose "
+        "accuracy is read off whole logits",
     )
     compile: Literal["never", "always", "auto"] = Field(
         default="auto",

@@ -45,7 +45,7 @@ def recipe(**changes: Any) -> Recipe:
 
 def layout_planner(one: Recipe | None = None, room: int = 64, **resources: Any) -> LayoutPlanner:
     """Under a section of resources, with room for so many ranks at a time."""
-    section = ResourcesSection(**{"device": "a100-40gb", **resources})
+    section = ResourcesSection(**{"device": "a100-40gb", "shard_vocabulary": "never", **resources})
     return LayoutPlanner(section, DEVICES[section.device], room, one or recipe(), VOCABULARY)
 
 
@@ -231,6 +231,33 @@ def test_layers_are_compiled_where_the_time_pays_for_it_and_the_loss_stays() -> 
     assert not is_compiled(recipe(steps=10_000, dropout=0.1), large, compile="always")
 
 
+def test_the_vocabulary_is_shared_by_default_but_for_tasks(tmp_path: Path) -> None:
+    two = ("frontier.widths={6: [8192]}", "resources.tensor_parallel=2", "resources.device=b200-180gb")
+    task = "data={kind: hops, hops: [1, 2]}"
+    layouts = [wide(tmp_path, *two, *more).cells[0].layout for more in ((), (task,))]
+    assert [layout.shard_vocabulary for layout in layouts] == [True, False]
+    assert not wide(tmp_path, *two, "resources.shard_vocabulary=never").cells[0].layout.shard_vocabulary
+    assert not wide(tmp_path, two[0], two[2]).cells[0].layout.shard_vocabulary, "one rank"
+
+
+def test_the_work_of_a_rank_counts_what_every_rank_computes() -> None:
+    shape, one = Shape(depth=12, width=768, heads=12), recipe()
+    planner = layout_planner()
+    alone, two, shared = (
+        planner.cost(shape, Layout(micro_batch=2, **layout))
+        for layout in ({}, {"tensor_parallel": 2}, {"tensor_parallel": 2, "shard_vocabulary": True})
+    )
+    flops, tokens = alone.flops, 2 * one.context
+    assert alone.rank_flops == tokens * flops.training
+    assert shared.rank_flops == tokens * (flops.training + 3 * flops.norms) / 2
+    assert two.rank_flops == shared.rank_flops + tokens * 3 * flops.head / 2
+    # Both of what is computed again: the layers, and the logits of a micro-batch that are too many to hold.
+    again = planner.cost(shape, Layout(micro_batch=2, activation_checkpointing=True))
+    assert again.rank_flops == tokens * (4 * flops.forward - flops.head)
+    large = planner.cost(shape, Layout())
+    assert large.rank_flops == one.batch * one.context * (flops.training + flops.head)
+
+
 def test_a_small_shape_stays_on_one_device() -> None:
     choice = layout_planner(recipe(context=128)).choose(Shape(depth=2, width=256, heads=4))
     assert choice.layout == Layout(micro_batch=64)
@@ -370,7 +397,8 @@ def test_the_plan_shows_degree_memory_and_why(tmp_path: Path) -> None:
     for row, planned in zip(json.loads(json.dumps(plan.to_json()))["cells"], plan.cells, strict=True):
         assert row["tensor_parallel"] == planned.layout.tensor_parallel
         assert row["ranks"] == row["tensor_parallel"] * row["data_parallel"]
-        assert row["activation_checkpointing"] is row["shard_vocabulary"] is False
+        assert row["activation_checkpointing"] is False
+        assert row["shard_vocabulary"] is (row["tensor_parallel"] > 1)
         assert any("on one device" in flag for flag in row["flags"]) == (row["ranks"] > 1)
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(plan_table(plan))

@@ -339,7 +339,7 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
             "resources.activation_checkpointing=sometimes",
             ["`resources.activation_checkpointing`", "never, always, auto"],
         ),
-        ("resources.shard_vocabulary=auto", ["`resources.shard_vocabulary`", "allowed: never, always"]),
+        ("resources.shard_vocabulary=yes", ["`resources.shard_vocabulary`", "allowed: never, always, auto"]),
         ("resources.gang_timeout_seconds=0", ["`resources.gang_timeout_seconds` is 0", "greater than 0"]),
         ("training.deepspeed=fast", ["`training.deepspeed`", "'fast'", "a section with keys"]),
         (
@@ -762,7 +762,7 @@ def test_a_task_is_not_trained_under_a_sharded_vocabulary() -> None:
     told = refusal(*wide, "resources.shard_vocabulary=always")
     assert "`resources.shard_vocabulary` is always, but the accuracy of the task `hops`" in told
     assert "set it to never" in told
-    assert load_spec(SMALL, wide).resources.shard_vocabulary == "never"
+    assert load_spec(SMALL, wide).resources.shard_vocabulary == "auto"
 
 
 def test_a_preset_takes_the_data_of_another_task_whole() -> None:

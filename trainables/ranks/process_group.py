@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 import socket
+import time
 import warnings
 from dataclasses import dataclass
 from datetime import timedelta
@@ -95,6 +96,15 @@ def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None
         # A process group of one needs no port, and with it DeepSpeed does not query MPI.
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
     deepspeed.init_distributed(backend, timeout=timeout, verbose=False)
+
+
+def first_collective() -> float:
+    """Sum one number over all ranks, which connects them, and return the seconds on the slowest rank."""
+    start = time.perf_counter()
+    dist.all_reduce(torch.zeros((), device=device()))
+    seconds = torch.tensor(time.perf_counter() - start, device=device())
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return float(seconds)
 
 
 def leave() -> None:

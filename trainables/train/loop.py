@@ -29,7 +29,7 @@ from trainables.model.build import build_model
 from trainables.model.family import family
 from trainables.progress import Evaluation, Point, Progress, Result, evaluation_steps
 from trainables.ranks.collective import run_on_all_ranks
-from trainables.ranks.process_group import RankInfo, Rendezvous, device, join, leave
+from trainables.ranks.process_group import RankInfo, Rendezvous, device, first_collective, join, leave
 from trainables.record import Keep
 from trainables.storage.storage import Folder, open_storage, patiently
 from trainables.train.engine import (
@@ -53,6 +53,8 @@ CHECKPOINT_EVERY, CHECKPOINT_SHARE = 30.0, 20
 #: Seconds between two checks of whether a checkpoint is due or the cell is to stop: a sixtieth of a cell of eight days
 #: is three hours.
 CHECK_EVERY = 1.0
+#: Seconds from which the first collective is noted: ranks that see only their own GPU took 30 s (NCCL's issue 1749).
+SLOW_COLLECTIVE = 10.0
 #: Seconds that packing may take; 60 GB of text and its vocabulary take hours.
 PACK_LIMIT = 24 * 3600.0
 #: Why a cell diverged whose numbers left the range of its precision, in every layout.
@@ -117,11 +119,16 @@ def train(
             f"the layout has {layout.ranks} ranks (tensor_parallel {layout.tensor_parallel} x data_parallel "
             f"{layout.data_parallel}), but {dist.get_world_size()} were started; make them equal."
         )
+    connecting = first_collective() if layout.ranks > 1 else 0.0
     preload(recipe, layout)
     meter = MemoryMeter(device())
     store = _open_store(cell, layout, data_root)
     storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
     engine, state, damaged = _start(cell, layout, store, storage)
+    if connecting > SLOW_COLLECTIVE:
+        state.notes.append(
+            f"the first collective of {layout.ranks} ranks took {connecting:.0f} s; NCCL_DEBUG=INFO shows why"
+        )
     training = _Training(
         cell,
         layout,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from study.plan.plan import make_plan
-from study.run.trial import in_memory
+from study.run.trial import check_gpu, in_memory
 from study.spec.study import load_spec
 from study.workers.causes import GangError, LossCause
 from tests.study.small import SMALL
@@ -78,3 +78,13 @@ def test_memory_of_a_rank_halves_the_sequences_of_its_gang():
     with pytest.raises(GangError):
         in_memory(attempt, Layout(data_parallel=2), recipe)
     assert tried == [(2, 12), (2, 6), (2, 3), (2, 1)]
+
+
+def test_a_wrong_product_of_a_gpu_loses_the_trial(monkeypatch):
+    cpu = torch.device("cpu")
+    check_gpu(cpu)
+    copied = torch.Tensor.to
+    for wrong in (lambda x: x.clone().index_fill_(0, torch.tensor([7]), 0.0), lambda x: x * float("nan")):
+        monkeypatch.setattr(torch.Tensor, "to", lambda self, place, wrong=wrong: wrong(copied(self, place)))
+        with pytest.raises(RuntimeError, match=r"on cpu of .* is off by"):
+            check_gpu(cpu)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -292,6 +293,7 @@ end(3)
 THREADS = """
 import sys
 from pathlib import Path
+from unittest import mock
 from trainables.__main__ import end, main
 status = main()
 names = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
@@ -312,6 +314,21 @@ def test_library_defect_threads_of_gloo_outlive_the_groups_of_zero_3(root, tmp_p
     left = [line for line in done.stderr.splitlines() if line.startswith("threads:")]
     assert len(left) == 2, done.stderr
     assert all("gloo" in line for line in left), left
+
+
+def notes_of(slow, one, root, layout, rank_info, rendezvous):
+    """The notes of a cell, where a first collective counts as slow from `slow` seconds on."""
+    with mock.patch.object(loop, "SLOW_COLLECTIVE", slow):
+        return loop.train(
+            one, data_root=root, layout=layout, evaluations=1, rank_info=rank_info, rendezvous=rendezvous
+        ).notes
+
+
+def test_a_slow_first_collective_is_noted(ranks, root):
+    layout = Layout(data_parallel=2, zero=1)
+    assert ranks.gang(2, notes_of, 60.0, cell(), root, layout)[0] == ()
+    (note,) = ranks.gang(2, notes_of, -1.0, cell(), root, layout)[0]
+    assert "first collective of 2 ranks" in note
 
 
 @pytest.mark.parametrize(("ranks", "late"), [("1", "late\n"), ("2", "")])

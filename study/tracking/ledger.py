@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from analysis.files import write_text
 from study.plan import Outcome, Plan, PlannedCell
@@ -40,7 +40,7 @@ class Row(BaseModel):
     The fields from `train_seconds` to `notes` describe the training; they are empty for a failed cell.
     """
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     cell: str
     name: str
@@ -77,23 +77,6 @@ class Row(BaseModel):
     notes: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _first_format(cls, value: Any) -> Any:
-        """Read a row of the first format, which had the parameters, metrics and tags of MLflow in three dicts."""
-        if not isinstance(value, dict) or not {"params", "metrics", "tags"} <= value.keys():
-            return value
-        metrics, tags = value["metrics"], {k.removeprefix("interplay."): v for k, v in value["tags"].items()}
-        lost, notes = tags.pop("lost_trials", ""), tags.pop("notes", "")
-        row = {**value, **metrics, **tags, "parameters": value["params"]}
-        row["lost"] = lost.split(" | ") if lost else ()
-        row["notes"] = (notes,) if notes else ()
-        row["resumed_from"] = tags.get("resumed_from") or 0
-        row["loss"] = metrics.get("loss") if value["status"] == "done" else None
-        for name, prefix in (("measures", "measure."), ("start", "start.")):
-            row[name] = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
-        return row
 
     def without_curves(self) -> Self:
         """Return the row with the validation losses as its only curve, so that memory does not grow with a study."""

@@ -82,39 +82,13 @@ def test_rows_are_whole_or_not_there_and_a_damaged_one_is_as_if_missing(tmp_path
     assert set(Ledger(tmp_path / "rows").rows()) == {"aaaa", "cccc"}
 
 
-#: A row file that the version of 25 November 2026 has written, with fewer parameters.
-FIRST_FORMAT = """
-{"cell":"9f3edb286447a76a","name":"L1-d12-s1 lr×2","study":"small","protocol":"6f277aa19caa366e","status":"done",
-"reason":null,"params":{"depth":1,"width":12,"heads":2,"budget":1600.0,"seed":1,"lr_factor":2.0,"init":"fan_in"},
-"metrics":{"train_seconds":0.0,"tokens_per_second":1.0,"utilisation":0.012658227848101266,"memory_bytes":1.0,
-"epochs":0.5,"trained_share":0.5,"loss":1.5,"bits_per_byte":1.0820212806667227,"measure.accuracy":0.25,
-"start.rank/1":"NaN"},"tags":{"interplay.ended":"1795636370.378","interplay.revision":"3121c9a",
-"interplay.lost_trials":"first | second","interplay.purpose":"sensitivity","interplay.device":"cpu",
-"interplay.resumed_from":"300","interplay.notes":"a note. another."},"points":[{"step":10,"train_loss":"NaN","lr":0.1,
-"grad_norm":1.0,"tokens_per_second":2.0}],"evaluations":[{"step":600,"loss":1.5,"measures":{"accuracy":0.25}}]}
-"""
-
-
-def test_a_row_file_of_the_first_format_is_read(tmp_path):
+def test_a_row_with_unknown_fields_counts_as_damaged_and_one_in_json_is_the_same(tmp_path, caplog):
     ledger = Ledger(tmp_path)
-    (tmp_path / "9f3edb286447a76a.json").write_text(FIRST_FORMAT)
-    row = ledger.get("9f3edb286447a76a")
-    assert (row.ended, row.purpose, row.lost) == (1795636370.378, "sensitivity", ("first", "second"))
-    assert (row.loss, row.bits_per_byte, row.trained_share) == (1.5, 1.0820212806667227, 0.5)
-    assert (row.measures, list(row.start)) == ({"accuracy": 0.25}, ["rank/1"])
-    assert (row.resumed_from, row.device, row.notes) == (300, "cpu", ("a note. another.",))
-    assert row.parameters["init"] == "fan_in"
-    assert [len(curve) for curve in (row.points, row.evaluations)] == [1, 1]
-    text = row.model_dump_json()
+    text = examples.row().model_dump_json()
     assert Row.model_validate_json(text).model_dump_json() == text
-    failed = json.loads(FIRST_FORMAT) | {
-        "status": "failed",
-        "metrics": {},
-        "tags": {"interplay.ended": "2.5"},
-    }
-    assert Row.model_validate(failed).model_dump(include={"ended", "lost", "loss", "measures", "resumed_from"}) == {
-        "ended": 2.5, "lost": (), "loss": None, "measures": {}, "resumed_from": 0,
-    }  # fmt: skip
+    (tmp_path / "aaaa.json").write_text(json.dumps({**json.loads(text), "metrics": {"loss": 1.5}}))
+    assert ledger.get("aaaa") is None
+    assert "aaaa.json is damaged" in caplog.text
 
 
 def test_a_retried_cell_replaces_its_row(tmp_path):

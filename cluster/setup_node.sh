@@ -136,6 +136,8 @@ if config["provider"]["type"] == "aws":
         "INTERPLAY_STORAGE": f"s3://{metadata['bucket']}/interplay",
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,
+        # Where a spot machine finds the notice that it will be taken away.
+        "INTERPLAY_METADATA": "http://169.254.169.254",
     }
 else:
     values = {"INTERPLAY_STORAGE": metadata["storage"]}

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study.workers.causes import LossCause, Place, loss_cause, own_place
+from study.workers.spot_notice import spot_notices
 from study.workers.stop_request import stop_requested
 from trainables.cell import Cell, Recipe
 from trainables.diagnostics import Diagnostic
@@ -202,8 +203,8 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     def attempt(layout: Layout) -> Result:
         given = {**options, "layout": layout}
         if layout.ranks == 1:
-            with stop_requested(settings.run) as stop:
-                return train(cell, **given, report=show, interrupted=stop)
+            with stop_requested(settings.run) as stop, spot_notices() as at_risk:
+                return train(cell, **given, report=show, interrupted=stop, at_risk=at_risk)
         return train_gang(train, cell, layout, given, settings.gang_timeout, show, settings.run)
 
     try:

@@ -54,6 +54,8 @@ KILLED = spec("killed", steps=6000, seeds=2, slots=2)
 #: Two cells that go on for longer than their machine's disk takes to fill, 20 s: with 3,000 steps both had sometimes
 #: ended when it took a few.
 FULL = spec("full", steps=18_000, depths=(2,), seeds=2)
+#: A cell that without a notice saves nothing while its first machine lasts.
+NOTICED = spec("noticed", steps=60_000, depths=(2,)).replace("every_seconds: 1,", "every_seconds: 1200,")
 #: Most of the disk at once, the rest byte by byte: the trial there goes on writing meanwhile, and a checkpoint that is
 #: complete leaves the room of its copy to the next one, so that is filled too.
 CRAM = (
@@ -91,7 +93,7 @@ def laptop(simulation):
     one.clone()
     ids = one.python(account.open_account, BUCKET, ["interplay-head", "interplay-worker"], REGION)
     one.write(FILE, edited(one.path(FILE).read_text(), ids))
-    for text in (LOST, GANG, KILLED, FULL, SCARCE):
+    for text in (LOST, GANG, KILLED, FULL, SCARCE, NOTICED):
         one.write(f"{yaml.safe_load(text)['name']}.yaml", text)
     return one
 
@@ -296,6 +298,20 @@ def test_a_killed_mlflow_comes_back_and_a_killed_driver_costs_what_the_last_chec
     assert len(cluster.losses("killed")) == len(runs) == 4
     assert any(int(run["tags"].get("interplay.resumed_from", 0)) > 0 for run in runs)
     assert all(run["tags"].get("interplay.lost_trials", "") == "" for run in runs)
+
+
+def test_a_machine_with_a_notice_saves_before_it_is_taken_away(simulation, laptop, cluster):
+    with cluster.started_study("noticed") as started:
+        cluster.wait_for(lambda: cluster.training("cpu"), "the cell", 200)
+        (victim,) = cluster.training("cpu")
+        assert checkpoints(laptop, "noticed") == set()
+        simulation.notify(victim.address)
+        cluster.wait_for(lambda: checkpoints(laptop, "noticed"), "a checkpoint", 100)
+        laptop.python(account.terminate, victim.name)
+        assert started.wait(400) == 0, started.out() + started.err()
+    (run,) = cluster.runs("noticed")
+    assert "machine" in run["tags"]["interplay.lost_trials"]
+    assert int(run["tags"]["interplay.resumed_from"]) > 0
 
 
 def test_a_full_disk_and_a_pool_without_machines_are_named_and_the_studies_go_on(simulation, laptop, cluster):

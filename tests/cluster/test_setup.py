@@ -160,6 +160,7 @@ def test_the_head_of_aws_tells_the_region_and_the_bucket(machine):
     assert found["INTERPLAY_STORAGE"] == "s3://studies/interplay"
     assert found["INTERPLAY_CLUSTER"] == "interplay"
     assert found["AWS_DEFAULT_REGION"] == found["AWS_REGION"] == "eu-west-1"
+    assert found["INTERPLAY_METADATA"] == "http://169.254.169.254"
     # A worker has no configuration, only this file, which Ray copies from the head.
     (machine.home / "worker").mkdir()
     worker = Machine(machine.home / "worker").use_this_environment()

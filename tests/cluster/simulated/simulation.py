@@ -196,6 +196,10 @@ class Simulation:
         """Set the node types of Ray for which the cloud has no capacity from now on; none by default."""
         (self.state / "full").write_text("\n".join(pools))
 
+    def notify(self, *addresses: str) -> None:
+        """Set the addresses of the spot machines that the cloud announces to take away, from now on."""
+        (self.state / "noticed").write_text("\n".join(addresses))
+
     def pid(self, name: str) -> int:
         """Process id on the host of the first process of a booted machine."""
         found = self._first(name)

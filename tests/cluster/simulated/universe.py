@@ -89,6 +89,18 @@ def start_api(state: Path) -> Any:
         return launch(self, *arguments, **options)
 
     InstanceBackend.run_instances = run_instances
+    metadata = responses.InstanceMetadataResponse.metadata_response
+
+    def metadata_response(request: Any, full_url: str, headers: Any) -> Any:
+        """Give the notice of a spot machine, which moto lacks, to those whose addresses the file `noticed` lists."""
+        if not full_url.endswith("/spot/instance-action"):
+            return metadata(request, full_url, headers)
+        noticed = state / "noticed"
+        if noticed.exists() and request.remote_addr in noticed.read_text().split():
+            return 200, {}, json.dumps({"action": "terminate"})
+        return 404, {}, ""
+
+    responses.InstanceMetadataResponse.metadata_response = staticmethod(metadata_response)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     ThreadedMotoServer(ip_address="0.0.0.0", port=80, verbose=False).start()
     client = boto3.client("ec2")

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from study.workers.causes import GangError, Place, as_text, describe, loss_cause, message, own_place
-from study.workers.stop_request import stop_requested
+from study.workers.ray_session import stop_requested
 from trainables.cell import Cell
 from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
@@ -46,8 +46,7 @@ class Rank:
         from trainables.ranks.process_group import Rendezvous
 
         self._rendezvous = Rendezvous(address)
-        port: int = self._rendezvous.port
-        return port
+        return int(self._rendezvous.port)
 
     def train(
         self, train: Train, cell: Cell, options: Mapping[str, Any], rank_info: Any, run: str
@@ -100,10 +99,11 @@ def train_gang(
         alone = len({place.node for place in places}) == 1
         address = "127.0.0.1" if alone else places[0].address
         (port,) = _started([ranks[0].open_port.remote(address)], layout.ranks)
-        futures: list[Future[Any]] = []
-        for rank, actor in enumerate(ranks):
-            rank_info = RankInfo(rank, layout.ranks, address, port, timeout)
-            futures.append(actor.train.remote(train, cell, dict(options), rank_info, run).future())
+        infos = [RankInfo(rank, layout.ranks, address, port, timeout) for rank in range(layout.ranks)]
+        futures: list[Future[Any]] = [
+            actor.train.remote(train, cell, options, info, run).future()
+            for actor, info in zip(ranks, infos, strict=True)
+        ]
 
         def lost(rank: int) -> None:
             # Its sockets close, so that ranks that wait for it do not wait for the whole timeout. Rank 0 has the store
@@ -112,8 +112,7 @@ def train_gang(
                 ray.kill(ranks[rank])
 
         watch(futures, lambda: ranks[0].progress.remote().future(), report, lost, timeout)
-        failure = verdict(futures, places, timeout)
-        if failure is not None:
+        if failure := verdict(futures, places, timeout):
             raise failure
         result: Result = futures[0].result()
         return result
@@ -151,7 +150,7 @@ def watch(
     Once a rank has ended well, the others may take `timeout` seconds. `report` is called with each result of
     `next_progress`, and `lost` with each rank that failed after another one.
     """
-    waiting, deadline = set(range(len(futures))), float("inf")
+    waiting, deadline = list(range(len(futures))), float("inf")
     progress = next_progress()
     while waiting and (left := deadline - time.monotonic()) > 0:
         pending = [progress, *(futures[rank] for rank in waiting)]
@@ -163,16 +162,14 @@ def watch(
             else:
                 report(progress.result())
                 progress = next_progress()
-        for rank in sorted(rank for rank in waiting if futures[rank] in done):
-            waiting.discard(rank)
+        for rank in [rank for rank in waiting if futures[rank] in done]:
+            waiting.remove(rank)
             error = futures[rank].exception()
-            if error is None:
-                deadline = min(deadline, time.monotonic() + timeout)
-                continue
-            if not is_secondary_failure(error):
+            if error and not is_secondary_failure(error):
                 return
-            lost(rank)
-            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            if error:
+                lost(rank)
+            deadline = min(deadline, time.monotonic() + (GRACE_SECONDS if error else timeout))
 
 
 def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: float) -> Exception | None:
@@ -183,9 +180,6 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
     from trainables.ranks.collective import PeerError
 
     failed = {rank: _origin(f.exception()) for rank, f in enumerate(futures) if f.done() and f.exception()}
-    hanging = [rank for rank, future in enumerate(futures) if not future.done()]
-    if not failed and not hanging:
-        return None
     names = [f"rank {rank} of {len(places)} ({place})" for rank, place in enumerate(places)]
     for rank, error in failed.items():
         if isinstance(error, InterruptedTrainingError):
@@ -200,11 +194,11 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
         if isinstance(error, PeerError):
             # The rank that raised has not reported it itself.
             return GangError(f"{names[rank]} reported the failure of {message(error)}")
-    if hanging:
-        who = " and ".join(names[rank] for rank in hanging)
-        return GangError(f"{who} hung: the other ranks waited {timeout:g} s")
-    rank, error = next(iter(failed.items()))
-    return GangError(f"{names[rank]} lost the connection to the others: {as_text(error)}")
+    if hanging := [names[rank] for rank, future in enumerate(futures) if not future.done()]:
+        return GangError(f"{' and '.join(hanging)} hung: the other ranks waited {timeout:g} s")
+    for rank, error in failed.items():
+        return GangError(f"{names[rank]} lost the connection to the others: {as_text(error)}")
+    return None
 
 
 def is_secondary_failure(error: BaseException) -> bool:
@@ -214,9 +208,8 @@ def is_secondary_failure(error: BaseException) -> bool:
     from trainables.ranks.collective import PeerError
 
     cause = _origin(error)
-    return isinstance(cause, (dist.DistError, PeerError)) or (
-        isinstance(cause, RuntimeError) and "gloo" in str(cause)
-    )
+    is_gloo = isinstance(cause, RuntimeError) and "gloo" in str(cause)
+    return is_gloo or isinstance(cause, dist.DistError | PeerError)
 
 
 def _origin(error: BaseException | None) -> Any:
@@ -241,17 +234,12 @@ def _start(layout: Layout) -> list[Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group, together = get_current_placement_group(), layout.tensor_parallel
-    if group is None or group.bundle_count != layout.data_parallel:
-        found = 0 if group is None else group.bundle_count
-        raise GangError(f"a gang of {layout.ranks} ranks was started in a placement group of {found} bundles")
     actors = []
-    for rank in range(layout.ranks):
-        index = rank // together
+    for index, bundle in enumerate(group.bundle_specs):
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-        bundle = group.bundle_specs[index]
         share = {"num_cpus": bundle.get("CPU", 0) / together, "num_gpus": bundle.get("GPU", 0) / together}
         actor = ray.remote(Rank).options(scheduling_strategy=where, max_concurrency=2, **share)
-        actors.append(actor.remote())
+        actors += [actor.remote() for _ in range(together)]
     return actors
 
 

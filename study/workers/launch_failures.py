@@ -59,8 +59,7 @@ class LaunchFailures:
 
 def message(name: str, failing: LaunchFailure, now: float, limits: AutoscalerLimits, pool: str) -> str:
     """Return one paragraph: which machines cannot be started, and what to change."""
-    kind = limits.kinds.get(name, {})
-    machine = (kind.get("node_config") or {}).get("InstanceType")
+    machine = (limits.kinds.get(name, {}).get("node_config") or {}).get("InstanceType")
     others = ", ".join(sorted(other for other in limits.kinds if other != name)) or "none"
     return (
         f"No machine of type {name}{f' ({machine})' if machine else ''} could be started for "
@@ -86,11 +85,8 @@ def report_launch_failures(resources: ResourcesSection, show: Callable[[str], No
     over = threading.Event()
 
     def watch() -> None:
-        known, limits, warned = (
-            LaunchFailures(resources.capacity_timeout_seconds),
-            read_autoscaler_limits(),
-            False,
-        )
+        known, limits = LaunchFailures(resources.capacity_timeout_seconds), read_autoscaler_limits()
+        warned = False
         while not over.wait(POLL_SECONDS):
             try:
                 failures, nodes = autoscaler_status()

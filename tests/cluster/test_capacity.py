@@ -77,7 +77,7 @@ CASES = [
     ("the shipped one", ["resources.device=cpu", "resources.slots=500"], None),
     ("the shipped one", ["resources.device=cpu", "resources.pool=large"], "cpu, on_demand, spot, wide"),
     ("the shipped one", ["resources.device=h200-141gb"], "are A100, L4"),
-    ("the shipped one", ["resources.device=cpu", "resources.cpus_per_trial=500"], "with cpu has 8"),
+    ("the shipped one", ["resources.device=cpu", "resources.cpus_per_trial=500"], "with cpu has them .*: 8 CPUs"),
     (
         "the shipped one",
         ["resources.device=cpu", "resources.slots=1", "resources.data_parallel=2"],

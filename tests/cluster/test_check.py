@@ -410,7 +410,7 @@ def test_the_price_of_a_study_grows_with_its_work(laptop):
                 "frontier.heads=16",
                 "frontier.widths={1: [64]}",
             ],
-            "16 devices in one machine",
+            "1 groups of 16 devices, each in one machine",
         ),
     ],
 )

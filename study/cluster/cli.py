@@ -49,8 +49,7 @@ def check_verb(
 @app.command("token")
 def token_verb(file: FileArgument) -> None:
     """Make the token of a cluster, readable by you alone. An existing one is kept."""
-    from study.cluster.cluster_file import read
-    from study.cluster.token import make_token
+    from study.cluster.cluster_file import make_token, read
 
     token = make_token(read(file))
     print(

@@ -24,10 +24,11 @@ from urllib.request import ProxyHandler, build_opener
 
 from rich.console import Console
 
-from study.cluster.cluster_file import ADDRESS, need, read
-from study.cluster.token import read_token
+from study.cluster.cluster_file import need, read, read_token
 from study.errors import SpecError
 
+#: Where `ray dashboard` makes the dashboard of the head available by default.
+ADDRESS = "http://127.0.0.1:8265"
 #: Time limit for SSH to the head and a busy dashboard.
 OPEN_SECONDS = 120.0
 #: Time limit for the end of ssh.

@@ -20,9 +20,8 @@ from rich.text import Text
 from study.cluster.check import option_text
 from study.cluster.cluster_file import ClusterFile, need, read
 from study.cluster.connection import Cluster, connect
-from study.cluster.prices import pools
+from study.cluster.prices import price_study
 from study.cluster.rules import AWS_METADATA, check_metadata
-from study.cluster.study_price import price_study
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.plan.table import duration
@@ -60,7 +59,7 @@ def submit(
     spec = load_spec(source, overrides)
     cluster_file = None if file is None else read(file)
     if cluster_file is not None and cluster_file.provider == "aws":
-        _check(source, overrides, cluster_file, opens_tunnel=address is None, console=console)
+        _check(spec, cluster_file, opens_tunnel=address is None, console=console)
     else:
         # The sizes of the machines are unknown; data, shapes and options are checked.
         make_plan(spec, to_read=True)
@@ -231,14 +230,12 @@ def _inside(path: str, checkout: Path | None) -> str:
     return inside
 
 
-def _check(
-    source: str, overrides: Sequence[str], file: ClusterFile, *, opens_tunnel: bool, console: Console
-) -> None:
+def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool, console: Console) -> None:
     """Refuse here what `ray dashboard` or the driver would refuse later; print warnings and the estimated price."""
     if opens_tunnel:
         need("opening a tunnel", "boto3")
         check_metadata(file, AWS_METADATA)
-    price = price_study(file, pools(file), source, overrides)
+    price = price_study(file, spec)
     if file.errors:
         found = "; ".join(f"line {one.line}, {one.path}: {one.message}" for one in file.errors)
         raise SpecError(f"{file.name} cannot be used: {found}. See `interplay cluster check {file.name}`.")

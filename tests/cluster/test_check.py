@@ -15,8 +15,7 @@ import yaml
 
 from study import cli
 from study.cluster.check import about, check
-from study.cluster.prices import prices
-from study.cluster.study_price import PROCESS_SHARE, detected_resources
+from study.cluster.prices import PROCESS_SHARE, detected_resources, prices
 from study.errors import SpecError
 from study.spec.devices import DEVICES
 from tests.cluster.files import ROOT, aws

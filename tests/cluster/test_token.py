@@ -7,8 +7,7 @@ import stat
 import pytest
 
 from study import cli
-from study.cluster.cluster_file import read
-from study.cluster.token import make_token, open_to_others, read_token
+from study.cluster.cluster_file import make_token, open_to_others, read, read_token
 from study.errors import SpecError
 
 

@@ -4,7 +4,6 @@ import asyncio
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -55,18 +54,17 @@ def submit(
             large, or as `connect`.
     """
     need("submitting a study", "aiohttp")
-    console = Console(highlight=False)
     spec = load_spec(source, overrides)
     cluster_file = None if file is None else read(file)
     if cluster_file is not None and cluster_file.provider == "aws":
-        _check(spec, cluster_file, opens_tunnel=address is None, console=console)
+        _check(spec, cluster_file, opens_tunnel=address is None)
     else:
         # The sizes of the machines are unknown; data, shapes and options are checked.
         make_plan(spec, to_read=True)
     with tempfile.TemporaryDirectory() as scratch:
         entrypoint = pack(source, overrides, spec, Path(scratch))
         with connect(file, address) as cluster:
-            with console.status("sending the study"):
+            with Console().status("sending the study"):
                 _refuse_second_driver(cluster, spec.name)
                 job = _submit_once_ready(
                     cluster.client,
@@ -75,10 +73,10 @@ def submit(
                     metadata={STUDY_KEY: spec.name},
                     submission_id=submission,
                 )
-            console.print(Text(f"Job {job} runs {spec.name} on {cluster.options[-1]}."), soft_wrap=True)
+            _print(f"Job {job} runs {spec.name} on {cluster.options[-1]}.")
             if wait:
-                return _follow(cluster, job, console)
-            _print_commands(console, cluster, job)
+                return _follow(cluster, job)
+            _print_commands(cluster, job)
             return 0
 
 
@@ -101,7 +99,7 @@ def jobs(file: str | None, address: str | None) -> list[dict[str, Any]]:
         SpecError: as `connect`.
     """
     with connect(file, address) as cluster:
-        found = [job for job in cluster.client.list_jobs() if job.submission_id]
+        found = _submitted(cluster).values()
     return [
         {
             "job": job.submission_id,
@@ -120,9 +118,10 @@ def jobs_view(records: Sequence[Mapping[str, Any]]) -> RenderableType:
     for title in ("job", "study", "status", "started", "ran for"):
         table.add_column(title, no_wrap=True)
     for job in records:
-        started, ended = job["started"], job["ended"] or time.time()
-        when = "" if started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
-        ran = "" if started is None else duration(ended - started)
+        when = ran = ""
+        if (started := job["started"]) is not None:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
+            ran = duration((job["ended"] or time.time()) - started)
         table.add_row(job["job"], job["study"] or "", job["status"].lower(), when, ran)
     return table if records else Text("No job was submitted to this cluster.")
 
@@ -133,10 +132,9 @@ def logs(job: str, file: str | None, address: str | None) -> int:
     Raises:
         SpecError: the cluster has no such job, or as `connect`.
     """
-    console = Console(highlight=False)
     with connect(file, address) as cluster:
         _find(cluster, job)
-        return _follow(cluster, job, console)
+        return _follow(cluster, job)
 
 
 def stop(job: str, file: str | None, address: str | None) -> None:
@@ -145,22 +143,26 @@ def stop(job: str, file: str | None, address: str | None) -> None:
     Raises:
         SpecError: the cluster has no such job, or as `connect`.
     """
-    console = Console(highlight=False)
     with connect(file, address) as cluster:
         found = _find(cluster, job)
         if found.status.is_terminal():
-            console.print(Text(f"Job {job} had already ended ({found.status})."), soft_wrap=True)
+            _print(f"Job {job} had already ended ({found.status}).")
             return
         cluster.client.stop_job(job)
-        with console.status(f"waiting for the end of job {job}"):
+        with Console().status(f"waiting for the end of job {job}"):
             while not cluster.client.get_job_info(job).status.is_terminal():
                 time.sleep(0.5)
-        console.print(Text(f"Job {job} was stopped. Submit its study again to continue."), soft_wrap=True)
+        _print(f"Job {job} was stopped. Submit its study again to continue.")
+
+
+def _submitted(cluster: Cluster) -> dict[str, Any]:
+    """Return Ray's records of the jobs that were submitted to a cluster, by id."""
+    return {job.submission_id: job for job in cluster.client.list_jobs() if job.submission_id}
 
 
 def _find(cluster: Cluster, name: str) -> Any:
     """Return Ray's record of a job."""
-    found = {job.submission_id: job for job in cluster.client.list_jobs() if job.submission_id}
+    found = _submitted(cluster)
     if name not in found:
         raise SpecError(
             f"this cluster has no job {name}{did_you_mean(name, found) or '.'} Its jobs: {', '.join(found) or 'none'}."
@@ -230,7 +232,7 @@ def _inside(path: str, checkout: Path | None) -> str:
     return inside
 
 
-def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool, console: Console) -> None:
+def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool) -> None:
     """Refuse here what `ray dashboard` or the driver would refuse later; print warnings and the estimated price."""
     if opens_tunnel:
         need("opening a tunnel", "boto3")
@@ -240,9 +242,9 @@ def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool, console: C
         found = "; ".join(f"line {one.line}, {one.path}: {one.message}" for one in file.errors)
         raise SpecError(f"{file.name} cannot be used: {found}. See `interplay cluster check {file.name}`.")
     for warning in file.warnings:
-        console.print(Text.assemble(("warning: ", "yellow"), f"{warning.message}."), soft_wrap=True)
+        _print(Text.assemble(("warning: ", "yellow"), f"{warning.message}."))
     for option in price.options if price else ():
-        console.print(Text(f"Estimated {option_text(option)}."), soft_wrap=True)
+        _print(f"Estimated {option_text(option)}.")
 
 
 def _refuse_second_driver(cluster: Cluster, study: str) -> None:
@@ -264,18 +266,22 @@ def _study_of(job: Any) -> str | None:
     return next((Path(name.strip("'\"")).stem for verb, name in pairwise(words) if verb == "run"), None)
 
 
-def _follow(cluster: Cluster, job: str, console: Console) -> int:
+def _follow(cluster: Cluster, job: str) -> int:
     """Print the log of a job to its end; return as `submit`."""
     import aiohttp
     import requests
 
+    async def tail() -> None:
+        async for text in cluster.client.tail_job_logs(job):
+            print(text, end="", flush=True)
+
     try:
-        asyncio.run(_tail(cluster.client, job))
+        asyncio.run(tail())
         while not (info := cluster.client.get_job_info(job)).status.is_terminal():
             time.sleep(1)
     except KeyboardInterrupt:
-        console.print(Text(f"Stopped following; job {job} continues."), soft_wrap=True)
-        _print_commands(console, cluster, job)
+        _print(f"Stopped following; job {job} continues.")
+        _print_commands(cluster, job)
         return STOPPED
     except (RuntimeError, ConnectionError, aiohttp.ClientError, requests.RequestException) as error:
         raise SpecError(
@@ -285,20 +291,18 @@ def _follow(cluster: Cluster, job: str, console: Console) -> int:
     if info.status == "SUCCEEDED":
         return 0
     if info.status == "STOPPED":
-        console.print(Text(f"Job {job} was stopped. Submit again to continue."), soft_wrap=True)
+        _print(f"Job {job} was stopped. Submit again to continue.")
         return STOPPED
     if info.driver_exit_code in (1, 2, STOPPED):
         return int(info.driver_exit_code)
-    console.print(Text(f"Job {job} failed: {info.message}"), soft_wrap=True)
+    _print(f"Job {job} failed: {info.message}")
     return 1
 
 
-async def _tail(client: Any, job: str) -> None:
-    async for text in client.tail_job_logs(job):
-        sys.stdout.write(text)
-        sys.stdout.flush()
+def _print(text: str | Text) -> None:
+    Console(highlight=False).print(text, soft_wrap=True, markup=False)
 
 
-def _print_commands(console: Console, cluster: Cluster, job: str) -> None:
+def _print_commands(cluster: Cluster, job: str) -> None:
     for word, verb in (("follow it", "logs"), ("stop it", "stop")):
-        console.print(Text.assemble(f"  {word}: ", (cluster.command(verb, job), "bold")), soft_wrap=True)
+        _print(Text.assemble(f"  {word}: ", (cluster.command(verb, job), "bold")))

@@ -40,7 +40,14 @@ class Checked:
             "price": {
                 "head_machine": self.file.get(TYPES, self.file.head, "node_config", "InstanceType"),
                 "head_hour": self.head_hour,
-                "pools": [pool.to_json() for pool in self.pools],
+                "pools": [
+                    {
+                        "pool": pool.name,
+                        **{name: getattr(pool, name) for name in ("machine", "most", "spot", "hour")},
+                        "holds": pool.what and pool.what.model_dump(exclude={"hour"}),
+                    }
+                    for pool in self.pools
+                ],
                 "study": self.study and asdict(self.study),
             },
         }

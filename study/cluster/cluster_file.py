@@ -53,13 +53,10 @@ class ClusterFile:
 
     def error(self, path: KeyPath, message: str) -> None:
         """Record a mistake."""
-        self._add(self.errors, path, message)
+        self.add(self.errors, path, message)
 
-    def warning(self, path: KeyPath, message: str) -> None:
-        """Record a doubt."""
-        self._add(self.warnings, path, message)
-
-    def _add(self, findings: list[Finding], path: KeyPath, message: str) -> None:
+    def add(self, findings: list[Finding], path: KeyPath, message: str) -> None:
+        """Record a mistake or a doubt with its line."""
         dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
         # A key that is not in the file has the line of its nearest ancestor.
         ancestors = (path[:end] for end in range(len(path), 0, -1))
@@ -129,11 +126,7 @@ class ClusterFile:
 
 
 def read(name: str) -> ClusterFile:
-    """Read a cluster file.
-
-    Raises:
-        SpecError: there is no such file, or it is not a YAML mapping; the message names the line.
-    """
+    """Read a cluster file; SpecError, with the line, if there is none or it is not a YAML mapping."""
     try:
         text = Path(name).read_text(encoding="utf-8")
         document = load_yaml(text, yaml.SafeLoader)

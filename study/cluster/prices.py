@@ -5,7 +5,6 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -72,29 +71,18 @@ class Pool:
     hour: float | None
     """Dollars per hour of one machine with its disk; None if the table has no price."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the pool as a record."""
-        record = {name: getattr(self, name) for name in ("machine", "most", "spot", "hour")}
-        return {"pool": self.name, **record, "holds": self.what and self.what.model_dump(exclude={"hour"})}
-
 
 def pools(file: ClusterFile) -> list[Pool]:
     """Return the pools of a file for AWS; existing machines have no price and no pools."""
     found = []
-    for name in file.mapping(TYPES) if file.provider == "aws" else ():
-        if name != file.head:
-            own, machine = file.get(TYPES, name, "max_workers"), file.machine(name)
-            found.append(
-                Pool(
-                    name=str(file.get(TYPES, name, "labels", "pool") or name),
-                    node_type=name,
-                    machine=machine,
-                    most=min(own, file.most) if isinstance(own, int) else file.most,
-                    spot=file.is_spot(name),
-                    what=prices().types.get(machine),
-                    hour=hour(file, name),
-                )
-            )
+    for node_type in file.mapping(TYPES) if file.provider == "aws" else ():
+        if node_type == file.head:
+            continue
+        name = str(file.get(TYPES, node_type, "labels", "pool") or node_type)
+        machine, own = file.machine(node_type), file.get(TYPES, node_type, "max_workers")
+        most = min(own, file.most) if isinstance(own, int) else file.most
+        what, spot = prices().types.get(machine), file.is_spot(node_type)
+        found.append(Pool(name, node_type, machine, most, spot, what, hour(file, node_type)))
     return found
 
 
@@ -176,14 +164,15 @@ def _price(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
         return None
     devices, head = found.slots.devices, hour(file, file.head)
     if devices > found.held:
-        file.warning(
+        file.add(
+            file.warnings,
             (TYPES,),
             f"`resources.slots` of {spec.name} is {devices}, and the machines hold {found.held} of its ranks at a "
             "time; raise `max_workers`, or lower the slots",
         )
     options = []
     for pool in pools(file):
-        if pool.what and (ranks := found.slots.ranks_on(_machine(file, pool.node_type, pool.what))):
+        if pool.what and (ranks := found.slots.ranks_on(_machine(file, pool.node_type))):
             _check_device(file, spec, pool, pool.what.device)
             count = min(pool.most, math.ceil(devices / ranks))
             hours = plan.hours_on(max(1, min(devices, count * ranks)))
@@ -195,22 +184,18 @@ def _price(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
 def capacity_of(file: ClusterFile, resources: ResourcesSection) -> Capacity:
     """Return the capacity that the driver will find on the head, as far as the table has the machines.
 
-    Raises:
-        SpecError: the driver will refuse the study.
+    It is a SpecError if the driver will refuse the study.
     """
+    known = [pool for pool in pools(file) if pool.what]
     kinds = {
-        pool.node_type: {
-            "resources": _machine(file, pool.node_type, pool.what).resources,
-            "max_workers": pool.most,
-        }
-        for pool in pools(file)
-        if pool.what
+        pool.node_type: {"resources": _machine(file, pool.node_type).resources, "max_workers": pool.most}
+        for pool in known
     }
-    head = _machine(file, file.head, prices().types.get(file.machine(file.head)))
-    return capacity([head], AutoscalerLimits(kinds, file.most), resources)
+    return capacity([_machine(file, file.head)], AutoscalerLimits(kinds, file.most), resources)
 
 
-def _machine(file: ClusterFile, node_type: str, what: InstanceType | None) -> Machine:
+def _machine(file: ClusterFile, node_type: str) -> Machine:
+    what = prices().types.get(file.machine(node_type))
     own = file.mapping(TYPES, node_type, "resources")
     numbers = {name: amount for name, amount in own.items() if isinstance(amount, int)}
     return Machine((detected_resources(what) if what else {}) | numbers, kind=node_type)

@@ -1,4 +1,4 @@
-"""`interplay submit`, `jobs`, `logs` and `stop`: studies as Ray jobs on a cluster."""
+"""`interplay submit`, `jobs`, `logs` and `stop`: studies as Ray jobs on a cluster; SpecErrors as of `connect`."""
 
 import asyncio
 import shlex
@@ -93,11 +93,7 @@ def _submit_once_ready(client: Any, **job: Any) -> str:
 
 
 def jobs(file: str | None, address: str | None) -> list[dict[str, Any]]:
-    """Return a record of each job that was submitted to a cluster, newest first; times are in seconds since 1970.
-
-    Raises:
-        SpecError: as `connect`.
-    """
+    """Return a record of each job that was submitted to a cluster, newest first; times are in seconds since 1970."""
     with connect(file, address) as cluster:
         found = _submitted(cluster).values()
     return [
@@ -127,22 +123,14 @@ def jobs_view(records: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def logs(job: str, file: str | None, address: str | None) -> int:
-    """Print the log of a job and follow it to its end; return as `submit`.
-
-    Raises:
-        SpecError: the cluster has no such job, or as `connect`.
-    """
+    """Print the log of a job and follow it to its end; return as `submit`. SpecError if the cluster has no such job."""
     with connect(file, address) as cluster:
         _find(cluster, job)
         return _follow(cluster, job)
 
 
 def stop(job: str, file: str | None, address: str | None) -> None:
-    """Stop a job and wait until it has ended.
-
-    Raises:
-        SpecError: the cluster has no such job, or as `connect`.
-    """
+    """Stop a job and wait until it has ended; SpecError if the cluster has no such job."""
     with connect(file, address) as cluster:
         found = _find(cluster, job)
         if found.status.is_terminal():
@@ -179,9 +167,9 @@ def pack(source: str, overrides: Sequence[str], spec: StudySpec, folder: Path) -
     Raises:
         SpecError: the cluster would not have the data files.
     """
-    here = Path.cwd()
-    checkouts = (at for at in (here, *here.parents) if (at / "study/__main__.py").is_file())
-    checkout = next((at for at in checkouts if (at / "pyproject.toml").is_file()), None)
+    here, marks = Path.cwd(), ("study/__main__.py", "pyproject.toml")
+    folders = (here, *here.parents)
+    checkout = next((at for at in folders if all((at / mark).is_file() for mark in marks)), None)
     for entry in checkout.iterdir() if checkout else ():
         (folder / entry.name).symlink_to(entry)
     raw = spec.model_dump(mode="json")
@@ -192,19 +180,16 @@ def pack(source: str, overrides: Sequence[str], spec: StudySpec, folder: Path) -
         name, changes = f"{spec.name}.submitted.yaml", []
         # It may be a link to a file of the user.
         (folder / name).unlink(missing_ok=True)
-        (folder / name).write_text(
-            yaml.safe_dump(sent, sort_keys=False, allow_unicode=True), encoding="utf-8"
-        )
+        text = yaml.safe_dump(sent, sort_keys=False, allow_unicode=True)
+        (folder / name).write_text(text, encoding="utf-8")
     return shlex.join(["python", "-m", "study", "run", name, *changes])
 
 
 def _relocated(value: Any, checkout: Path | None, *, is_path: bool = False) -> Any:
     """A section of a spec in which every data file or pattern is relative to the checkout."""
     if isinstance(value, dict):
-        return {
-            key: _relocated(part, checkout, is_path=key.split(".")[-1] == "path")
-            for key, part in value.items()
-        }
+        paths = {key for key in value if key.split(".")[-1] == "path"}
+        return {key: _relocated(part, checkout, is_path=key in paths) for key, part in value.items()}
     if isinstance(value, list):
         return [_relocated(part, checkout, is_path=is_path) for part in value]
     return _inside(value, checkout) if is_path and value else value
@@ -214,9 +199,7 @@ def _inside(path: str, checkout: Path | None) -> str:
     """The path of a data file relative to the checkout; SpecError if the package will not have it."""
     full = Path(path).expanduser()
     if checkout is None or not full.is_relative_to(checkout):
-        where = (
-            f"put it into {checkout}" if checkout else "run from a checkout of this project that contains it"
-        )
+        where = f"put it into {checkout}" if checkout else "run from a checkout of this project that has it"
         raise SpecError(
             f"`data.path` is {path}, a file that the cluster does not have; {where}, or use a data set of the hub."
         )

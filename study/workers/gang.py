@@ -100,7 +100,7 @@ def train_gang(
         address = "127.0.0.1" if alone else places[0].address
         (port,) = _started([ranks[0].open_port.remote(address)], layout.ranks)
         infos = [RankInfo(rank, layout.ranks, address, port, timeout) for rank in range(layout.ranks)]
-        futures: list[Future[Any]] = [
+        futures: list[Future[Result]] = [
             actor.train.remote(train, cell, options, info, run).future()
             for actor, info in zip(ranks, infos, strict=True)
         ]
@@ -114,8 +114,7 @@ def train_gang(
         watch(futures, lambda: ranks[0].progress.remote().future(), report, lost, timeout)
         if failure := verdict(futures, places, timeout):
             raise failure
-        result: Result = futures[0].result()
-        return result
+        return futures[0].result()
     finally:
         for actor in actors:
             ray.kill(actor)

@@ -33,10 +33,9 @@ class LaunchFailure:
 
 
 class LaunchFailures:
-    """The machine types that cannot be started, and since when."""
+    """The machine types that cannot be started: reported after `patience` seconds, and again after as many more."""
 
     def __init__(self, patience: float) -> None:
-        """Report a type after `patience` seconds of failures, and again after as many more."""
         self.patience = patience
         self.failing: dict[str, LaunchFailure] = {}
         self._nodes: set[str] = set()

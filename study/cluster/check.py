@@ -103,10 +103,7 @@ def about(dollars: float) -> str:
     """Write a sum of money with two digits, the precision of the estimate."""
     if 0 < dollars < 0.01:
         return "1 cent"
-    if dollars >= 100:
-        digits = len(str(int(dollars))) - 2
-        return f"${round(dollars, -digits):,.0f}"
-    return f"${dollars:.2g}" if dollars >= 10 else f"${dollars:.2f}"
+    return f"${float(f'{dollars:.2g}'):,.0f}" if dollars >= 10 else f"${dollars:.2f}"
 
 
 def option_text(option: Option) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import yaml
 
@@ -181,17 +181,11 @@ def need(purpose: str, module: str) -> None:
         ) from error
 
 
-class Token(NamedTuple):
-    """A token's file, and whether it was made or its mode corrected."""
+def make_token(cluster: ClusterFile) -> tuple[Path, Literal["made", "kept", "corrected"]]:
+    """Make the token that a cluster file mounts, or keep an existing one; SpecError if it mounts none.
 
-    path: Path
-    made: bool
-    corrected: bool
-    """Other users could read the file until now."""
-
-
-def make_token(cluster: ClusterFile) -> Token:
-    """Make the token that a cluster file mounts, or keep an existing one; SpecError if it mounts none."""
+    A kept one is corrected if other users could read its file until now.
+    """
     if cluster.token is None:
         raise SpecError(
             f"{cluster.name} mounts no token; add `{TOKEN}: ~/.ray/interplay-token` to its `file_mounts`."
@@ -205,13 +199,13 @@ def make_token(cluster: ClusterFile) -> Token:
         path.touch(mode=0o600, exist_ok=False)
     except FileExistsError:
         read_token(path, cluster.name)
-        was_open = open_to_others(path) is not None
-        if was_open:
-            path.chmod(0o600)
-        return Token(path, made=False, corrected=was_open)
+        if open_to_others(path) is None:
+            return path, "kept"
+        path.chmod(0o600)
+        return path, "corrected"
     # As many random bytes as in Ray's own.
     path.write_text(secrets.token_hex(32), encoding="ascii")
-    return Token(path, made=True, corrected=False)
+    return path, "made"
 
 
 def read_token(path: Path, cluster: str = "FILE") -> str:

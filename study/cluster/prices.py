@@ -182,14 +182,11 @@ def _price(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
 
 
 def capacity_of(file: ClusterFile, resources: ResourcesSection) -> Capacity:
-    """Return the capacity that the driver will find on the head, as far as the table has the machines.
-
-    It is a SpecError if the driver will refuse the study.
-    """
-    known = [pool for pool in pools(file) if pool.what]
+    """Return what the driver will find on the head, as far as the table has the machines; SpecError if it refuses."""
     kinds = {
         pool.node_type: {"resources": _machine(file, pool.node_type).resources, "max_workers": pool.most}
-        for pool in known
+        for pool in pools(file)
+        if pool.what
     }
     return capacity([_machine(file, file.head)], AutoscalerLimits(kinds, file.most), resources)
 

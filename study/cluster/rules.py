@@ -188,15 +188,13 @@ def _check_token(file: ClusterFile) -> None:
             f"`{TOKEN}: ~/.ray/interplay-token`",
         )
         return
-    message = ""
     try:
         read_token(path, file.name)
-        if mode := open_to_others(path):
-            fix = f"correct it by `interplay cluster token {file.name}`"
-            message = f"others can read {path} (mode {mode}); {fix}"
     except SpecError as error:
-        message = str(error).rstrip(".")
-    if message:
+        file.error(("file_mounts", TOKEN), str(error).rstrip("."))
+        return
+    if mode := open_to_others(path):
+        message = f"others can read {path} (mode {mode}); correct it by `interplay cluster token {file.name}`"
         file.error(("file_mounts", TOKEN), message)
 
 

@@ -53,7 +53,6 @@ def submit(
         SpecError: the spec is wrong or does not fit the cluster, the study already runs there, the package is too
             large, or as `connect`.
     """
-    need("submitting a study", "aiohttp")
     spec = load_spec(source, overrides)
     cluster_file = None if file is None else read(file)
     if cluster_file is not None and cluster_file.provider == "aws":

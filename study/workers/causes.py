@@ -46,12 +46,10 @@ class Place:
 
 
 class GangError(RuntimeError):
-    """A gang was lost; the message names the rank and how it was lost."""
+    """A gang was lost; the message names the rank, and the fields have how and where it was lost, if known."""
 
     loss_cause: LossCause | None = None
-    """How the process of the rank was lost, if that is known."""
     place: Place | None = None
-    """Where the rank was, if that is known."""
 
 
 def own_place() -> Place:

@@ -24,9 +24,6 @@ START_SECONDS = 300.0
 #: after its sockets close.
 GRACE_SECONDS = 5.0
 
-#: `trainables.train.loop.train`, or a test's own.
-Train = Callable[..., Result]
-
 
 class Rank:
     """A rank of a gang, as a Ray actor."""
@@ -48,16 +45,13 @@ class Rank:
         self._rendezvous = Rendezvous(address)
         return int(self._rendezvous.port)
 
-    def train(
-        self, train: Train, cell: Cell, options: Mapping[str, Any], rank_info: Any, run: str
-    ) -> Result | None:
-        """Train as this rank; rank 0 returns the result, and asks whether the run is to stop."""
-        if rank_info.rank:
-            train(cell, **options, rank_info=rank_info)
-            return None
+    def train(self, train: Callable[..., Result], cell: Cell, options: dict[str, Any], run: str) -> Result:
+        """Train as this rank; rank 0 reports, and asks whether the run is to stop."""
+        if options["rank_info"].rank:
+            return train(cell, **options)
         with stop_requested(run) as stop:
             own = {"rendezvous": self._rendezvous, "report": self._progress.put, "interrupted": stop}
-            return train(cell, **options, rank_info=rank_info, **own)
+            return train(cell, **options, **own)
 
     def progress(self) -> Progress:
         """Wait for the next progress of this rank; a second thread of the process answers while it trains."""
@@ -65,7 +59,7 @@ class Rank:
 
 
 def train_gang(
-    train: Train,
+    train: Callable[..., Result],
     cell: Cell,
     layout: Layout,
     options: Mapping[str, Any],
@@ -99,11 +93,10 @@ def train_gang(
         alone = len({place.node for place in places}) == 1
         address = "127.0.0.1" if alone else places[0].address
         (port,) = _started([ranks[0].open_port.remote(address)], layout.ranks)
-        infos = [RankInfo(rank, layout.ranks, address, port, timeout) for rank in range(layout.ranks)]
-        futures: list[Future[Result]] = [
-            actor.train.remote(train, cell, options, info, run).future()
-            for actor, info in zip(ranks, infos, strict=True)
-        ]
+        futures: list[Future[Result]] = []
+        for rank, actor in enumerate(ranks):
+            own = {**options, "rank_info": RankInfo(rank, layout.ranks, address, port, timeout)}
+            futures.append(actor.train.remote(train, cell, own, run).future())
 
         def lost(rank: int) -> None:
             # Its sockets close, so that ranks that wait for it do not wait for the whole timeout. Rank 0 has the store
@@ -172,10 +165,7 @@ def watch(
 
 
 def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: float) -> Exception | None:
-    """Return why a gang failed, or None if it did not; a rank's own error goes before those of its peers.
-
-    A rank that has not ended after `timeout` seconds hangs.
-    """
+    """Return why a gang failed, or None; a rank's own error goes before those of its peers, and one not done hangs."""
     from trainables.ranks.collective import PeerError
 
     failed = {rank: _origin(f.exception()) for rank, f in enumerate(futures) if f.done() and f.exception()}

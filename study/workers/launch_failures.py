@@ -94,10 +94,10 @@ def report_launch_failures(resources: ResourcesSection, show: Callable[[str], No
                     _LOG.warning("Ray's autoscaler cannot be asked which machines are missing: %s", error)
                 warned = True
                 continue
-            now = time.monotonic()
-            waited = {name for name in failures if concerns(name, limits, resources.pool)}
+            now, pool = time.monotonic(), resources.pool
+            waited = {name for name in failures if concerns(name, limits, pool)}
             for name, failing in known.update(now, waited, nodes).items():
-                show(message(name, failing, now, limits, resources.pool))
+                show(message(name, failing, now, limits, pool))
 
     thread = threading.Thread(target=watch, name="launch failures", daemon=True)
     thread.start()

@@ -9,13 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from study.cluster.cluster_file import ClusterFile, Finding, need, read
-from study.cluster.prices import Pool, hour, instance_type, pools, prices
-from study.cluster.rules import check_any, check_aws, check_local
-from study.cluster.schema import check_schema
-from study.cluster.study_price import Option, StudyPrice, price_study
+from study.cluster.cluster_file import TYPES, ClusterFile, Finding, need, read
+from study.cluster.prices import Option, Pool, StudyPrice, hour, pools, price_study, prices
+from study.cluster.rules import check_any, check_aws, check_local, check_schema
 from study.errors import SpecError
 from study.plan.table import duration
+from study.spec.study import load_spec
 
 #: Values of `provider.type` that this command supports, and their rules.
 PROVIDERS = {"aws": check_aws, "local": check_local}
@@ -39,11 +38,16 @@ class Checked:
             "warnings": [asdict(found) for found in self.file.warnings],
             "notes": self.file.notes,
             "price": {
-                "head_machine": self.file.get(
-                    "available_node_types", self.file.head, "node_config", "InstanceType"
-                ),
+                "head_machine": self.file.get(TYPES, self.file.head, "node_config", "InstanceType"),
                 "head_hour": self.head_hour,
-                "pools": [pool.to_json() for pool in self.pools],
+                "pools": [
+                    {
+                        "pool": pool.name,
+                        **{name: getattr(pool, name) for name in ("machine", "most", "spot", "hour")},
+                        "holds": pool.what and pool.what.model_dump(exclude={"hour"}),
+                    }
+                    for pool in self.pools
+                ],
                 "study": self.study and asdict(self.study),
             },
         }
@@ -62,11 +66,10 @@ def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> 
     check_schema(file)
     PROVIDERS[file.provider](file)
     check_any(file)
-    found = pools(file)
-    study = None if spec is None else price_study(file, found, spec, overrides)
+    study = None if spec is None else price_study(file, load_spec(spec, overrides))
     file.errors.sort()
     file.warnings.sort()
-    return Checked(file, hour(file, file.head), found, study)
+    return Checked(file, hour(file, file.head), pools(file), study)
 
 
 def check_view(checked: Checked) -> RenderableType:
@@ -77,8 +80,10 @@ def check_view(checked: Checked) -> RenderableType:
     lines += [Text.assemble(("note: ", "bold"), f"{note}.") for note in file.notes]
     if checked.pools or checked.head_hour:
         lines += [Text(), _prices(checked)]
-    if checked.study and checked.study.options:
-        lines += [Text(), *_study(checked.study)]
+    if (study := checked.study) and study.options:
+        hours = f"{study.device_hours:,.3g} device-hours in total (estimated)"
+        lines += [Text(), Text(f"{study.study}: {study.cells} cells, {hours}")]
+        lines += [Text(f"  {option_text(option)}") for option in study.options]
     if checked.head_hour:
         table = prices()
         lines.append(
@@ -98,10 +103,7 @@ def about(dollars: float) -> str:
     """Write a sum of money with two digits, the precision of the estimate."""
     if 0 < dollars < 0.01:
         return "1 cent"
-    if dollars >= 100:
-        digits = len(str(int(dollars))) - 2
-        return f"${round(dollars, -digits):,.0f}"
-    return f"${dollars:.2g}" if dollars >= 10 else f"${dollars:.2f}"
+    return f"${float(f'{dollars:.2g}'):,.0f}" if dollars >= 10 else f"${dollars:.2f}"
 
 
 def option_text(option: Option) -> str:
@@ -121,18 +123,10 @@ def _prices(checked: Checked) -> Table:
     for title in ("pool", "machine", "maximum", "one, per hour", "all, per hour"):
         table.add_column(title, justify="left" if title in ("pool", "machine") else "right")
     if checked.head_hour:
-        one = f"about {about(checked.head_hour)}"
-        table.add_row("head", instance_type(checked.file, checked.file.head), "1", one, "until `ray down`")
+        one, machine = f"about {about(checked.head_hour)}", checked.file.machine(checked.file.head)
+        table.add_row("head", machine, "1", one, "until `ray down`")
     for pool in checked.pools:
-        one = f"about {about(pool.hour)}" if pool.hour else "unknown"
-        every = f"about {about(pool.hour * pool.most)}" if pool.hour else ""
-        table.add_row(pool.name, f"{pool.machine}{', spot' if pool.spot else ''}", str(pool.most), one, every)
+        one, every = (f"about {about(pool.hour * n)}" if pool.hour else "" for n in (1, pool.most))
+        machine = f"{pool.machine}, spot" if pool.spot else pool.machine
+        table.add_row(pool.name, machine, str(pool.most), one or "unknown", every)
     return table
-
-
-def _study(study: StudyPrice) -> list[Text]:
-    lines = [
-        f"{study.study}: {study.cells} cells, {study.device_hours:,.3g} device-hours in total (estimated)"
-    ]
-    lines += [f"  {option_text(option)}" for option in study.options]
-    return [Text(line) for line in lines]

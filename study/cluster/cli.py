@@ -49,12 +49,10 @@ def check_verb(
 @app.command("token")
 def token_verb(file: FileArgument) -> None:
     """Make the token of a cluster, readable by you alone. An existing one is kept."""
-    from study.cluster.cluster_file import read
-    from study.cluster.token import make_token
+    from study.cluster.cluster_file import make_token, read
 
-    token = make_token(read(file))
-    print(
-        f"{'Made' if token.made else 'Kept'} the token {token.path}. `ray up {file}` copies it to the machines."
-    )
-    if token.corrected:
+    path, outcome = make_token(read(file))
+    verb = "Made" if outcome == "made" else "Kept"
+    print(f"{verb} the token {path}. `ray up {file}` copies it to the machines.")
+    if outcome == "corrected":
         print("Other users could read it until now. If one of them may have, delete it and make a new one.")

@@ -1,10 +1,15 @@
-"""Read a Ray cluster file with the line of each key, and collect the findings about it."""
+"""Read a Ray cluster file with the line of each key, collect the findings about it, and make its token.
 
+Whoever has the token can run programs on every machine, so it is never printed.
+"""
+
+import secrets
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -16,10 +21,8 @@ KeyPath = tuple[str | int, ...]
 
 #: Where Ray reads its token on every machine.
 TOKEN = "~/.ray/auth_token"
-#: Where `ray dashboard` makes the dashboard of the head available by default.
-ADDRESS = "http://127.0.0.1:8265"
-
-_MERGE = "tag:yaml.org,2002:merge"
+#: Key of the node types, by name.
+TYPES = "available_node_types"
 
 
 @dataclass(frozen=True, order=True)
@@ -50,18 +53,14 @@ class ClusterFile:
 
     def error(self, path: KeyPath, message: str) -> None:
         """Record a mistake."""
-        self._add(self.errors, path, message)
+        self.add(self.errors, path, message)
 
-    def warning(self, path: KeyPath, message: str) -> None:
-        """Record a doubt."""
-        self._add(self.warnings, path, message)
-
-    def _add(self, findings: list[Finding], path: KeyPath, message: str) -> None:
+    def add(self, findings: list[Finding], path: KeyPath, message: str) -> None:
+        """Record a mistake or a doubt with its line."""
         dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
         # A key that is not in the file has the line of its nearest ancestor.
-        line = next(
-            (self.lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.lines), 1
-        )
+        ancestors = (path[:end] for end in range(len(path), 0, -1))
+        line = next((self.lines[key] for key in ancestors if key in self.lines), 1)
         # An anchor repeats one line in several node types: report it once.
         if all((line, message) != (other.line, other.message) for other in findings):
             findings.append(Finding(line, dotted.removeprefix("."), message))
@@ -86,6 +85,21 @@ class ClusterFile:
         found = self.get(*path)
         return found if isinstance(found, list) else []
 
+    def machine(self, node_type: str) -> str:
+        """The instance type of a node type."""
+        return str(self.get(TYPES, node_type, "node_config", "InstanceType"))
+
+    def is_spot(self, node_type: str) -> bool:
+        """Whether a node type requests spot machines."""
+        market = self.get(TYPES, node_type, "node_config", "InstanceMarketOptions", "MarketType")
+        return bool(market == "spot")
+
+    def disks(self, node_type: str) -> list[int]:
+        """Sizes in GB of the disks of a node type."""
+        place = (TYPES, node_type, "node_config", "BlockDeviceMappings")
+        sizes = [self.get(*place, index, "Ebs", "VolumeSize") for index in range(len(self.sequence(*place)))]
+        return [size for size in sizes if isinstance(size, int)]
+
     @property
     def provider(self) -> str:
         """Type of the provider, such as aws or local."""
@@ -106,18 +120,13 @@ class ClusterFile:
     def token(self) -> Path | None:
         """The local file that is mounted as Ray's token; None if none is mounted."""
         user = self.get("auth", "ssh_user") or "ubuntu"
-        names = [TOKEN, *(f"{home}/.ray/auth_token" for home in (f"/home/{user}", "/root", "$HOME"))]
-        mounts = self.mapping("file_mounts")
-        found = next((mounts[name] for name in names if isinstance(mounts.get(name), str)), None)
-        return None if found is None else Path(found).expanduser()
+        names = [f"{home}/.ray/auth_token" for home in ("~", f"/home/{user}", "/root", "$HOME")]
+        mounts = [self.get("file_mounts", name) for name in names]
+        return next((Path(local).expanduser() for local in mounts if isinstance(local, str)), None)
 
 
 def read(name: str) -> ClusterFile:
-    """Read a cluster file.
-
-    Raises:
-        SpecError: there is no such file, or it is not a YAML mapping; the message names the line.
-    """
+    """Read a cluster file; SpecError, with the line, if there is none or it is not a YAML mapping."""
     try:
         text = Path(name).read_text(encoding="utf-8")
         document = load_yaml(text, yaml.SafeLoader)
@@ -140,10 +149,11 @@ def read(name: str) -> ClusterFile:
 def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
     """Every path below a node with its line, merged keys last; a repeated key or one that is not text is an error."""
     merged: list[yaml.Node] = []
+    items: list[tuple[KeyPath, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
-            if key.tag == _MERGE:
+            if key.tag == "tag:yaml.org,2002:merge":
                 merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
                 continue
             if key.value in seen or key.tag != "tag:yaml.org,2002:str":
@@ -151,12 +161,12 @@ def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int
                 problem = f"the key `{key.value}` is {wrong}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(key.value)
-            yield (*path, str(key.value)), key.start_mark.line + 1
-            yield from _lines(value, (*path, str(key.value)))
+            items.append(((*path, key.value), key, value))
     elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield (*path, index), item.start_mark.line + 1
-            yield from _lines(item, (*path, index))
+        items = [((*path, index), item, item) for index, item in enumerate(node.value)]
+    for place, key, value in items:
+        yield place, key.start_mark.line + 1
+        yield from _lines(value, place)
     for other in merged:
         yield from _lines(other, path)
 
@@ -169,3 +179,50 @@ def need(purpose: str, module: str) -> None:
         raise SpecError(
             f"{purpose} needs {module}, of the extra `cluster`; install it: pip install 'interplay[cluster]'."
         ) from error
+
+
+def make_token(cluster: ClusterFile) -> tuple[Path, Literal["made", "kept", "corrected"]]:
+    """Make the token that a cluster file mounts, or keep an existing one; SpecError if it mounts none.
+
+    A kept one is corrected if other users could read its file until now.
+    """
+    if cluster.token is None:
+        raise SpecError(
+            f"{cluster.name} mounts no token; add `{TOKEN}: ~/.ray/interplay-token` to its `file_mounts`."
+        )
+    path = cluster.token.absolute()
+    # `Path.mkdir(parents=True)` would not apply the mode to the parents.
+    for folder in reversed([folder for folder in path.parents if not folder.exists()]):
+        folder.mkdir(mode=0o700)
+    try:
+        # With its mode before it has a byte.
+        path.touch(mode=0o600, exist_ok=False)
+    except FileExistsError:
+        read_token(path, cluster.name)
+        if open_to_others(path) is None:
+            return path, "kept"
+        path.chmod(0o600)
+        return path, "corrected"
+    # As many random bytes as in Ray's own.
+    path.write_text(secrets.token_hex(32), encoding="ascii")
+    return path, "made"
+
+
+def read_token(path: Path, cluster: str = "FILE") -> str:
+    """Return the token in a file; SpecError, with the cluster file, if it is missing or not one word."""
+    if not path.is_file():
+        what = "is not a file" if path.exists() else "does not exist"
+        raise SpecError(f"the token {path} {what}; make it with `interplay cluster token {cluster}`.")
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not text.isascii() or not text.isprintable() or " " in text or not text:
+        raise SpecError(
+            f"{path} holds no token ({'one word is expected' if text else 'it is empty'}); delete it and run "
+            f"`interplay cluster token {cluster}`."
+        )
+    return text
+
+
+def open_to_others(path: Path) -> str | None:
+    """The mode of a file if others than its owner can access it, such as `0644`; else None."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    return f"{mode:04o}" if mode & 0o077 else None

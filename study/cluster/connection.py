@@ -16,18 +16,16 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import ProxyHandler, build_opener
 
 from rich.console import Console
 
-from study.cluster.cluster_file import ADDRESS, need, read
-from study.cluster.token import read_token
+from study.cluster.cluster_file import need, read, read_token
 from study.errors import SpecError
 
+#: Where `ray dashboard` makes the dashboard of the head available by default.
+ADDRESS = "http://127.0.0.1:8265"
 #: Time limit for SSH to the head and a busy dashboard.
 OPEN_SECONDS = 120.0
 #: Time limit for the end of ssh.
@@ -61,10 +59,14 @@ def connect(file: str | None, address: str | None) -> Iterator[Cluster]:
         SpecError: the cluster does not answer, refuses the token or a request, or is no Ray cluster.
     """
     need("reaching a cluster", "aiohttp")
-    token = _default_token() if file is None else read(file).token
+    if file is not None:
+        token, options = read(file).token, ["--cluster", file]
+    else:
+        named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+        path = Path(named) if named else TOKEN.expanduser()
+        token, options = path if named or path.is_file() else None, []
     # Ray would read the token once per process, from the environment at that time.
-    headers = {} if token is None else {"Authorization": f"Bearer {read_token(token)}"}
-    options: tuple[str, ...] = () if file is None else ("--cluster", file)
+    headers = {"Authorization": f"Bearer {read_token(token)}"} if token else {}
     with ExitStack() as stack:
         # A tunnel has a session of its own: without the handlers it would outlive this process.
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -77,7 +79,7 @@ def connect(file: str | None, address: str | None) -> Iterator[Cluster]:
                 address = stack.enter_context(open_tunnel(file))
         else:
             address = (address or os.environ.get("RAY_API_SERVER_ADDRESS") or ADDRESS).rstrip("/")
-            options += ("--address", address)
+            options += ["--address", address]
         if not re.fullmatch(r"https?://[^/\s]+", address):
             raise SpecError(f"--address {address} is not the address of a dashboard; write it as {ADDRESS}.")
         # Both silently replace the client's address (ray 2.60); this process ends with the verb.
@@ -88,14 +90,7 @@ def connect(file: str | None, address: str | None) -> Iterator[Cluster]:
         with _as_spec_errors(address, token, file):
             from ray.job_submission import JobSubmissionClient
 
-            yield Cluster(JobSubmissionClient(address, headers=headers), options)
-
-
-def _default_token() -> Path | None:
-    """The token that the environment names, or that of this machine if it exists."""
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(named) if named else TOKEN.expanduser()
-    return path if named or path.is_file() else None
+            yield Cluster(JobSubmissionClient(address, headers=headers), tuple(options))
 
 
 @contextmanager
@@ -109,11 +104,10 @@ def _as_spec_errors(address: str, token: Path | None, file: str | None) -> Itera
     except SpecError:
         raise
     except AuthenticationError as error:
+        wrong = f"it refuses the token {token}" if token else "there is no token here"
+        fix = "give the cluster's file with --cluster, or the token's with RAY_AUTH_TOKEN_PATH"
         if file is not None:
             fix = f"make one with `interplay cluster token {file}`, and copy it with `ray up {file}`"
-        else:
-            fix = "give the cluster's file with --cluster, or the token's with RAY_AUTH_TOKEN_PATH"
-        wrong = "there is no token here" if token is None else f"it refuses the token {token}"
         raise SpecError(f"the cluster on {address} requires its token, and {wrong}; {fix}.") from error
     except (ConnectionError, requests.RequestException) as error:
         raise SpecError(
@@ -140,11 +134,10 @@ def open_tunnel(file: str) -> Iterator[str]:
     Raises:
         SpecError: `ray dashboard` ended, or nothing answered in time; the message has its last line of output.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     address = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
         # Its own session: Ctrl-C must not end it, and its ssh must end with it.
         child = subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", "dashboard", file, "-p", port],
@@ -159,31 +152,31 @@ def open_tunnel(file: str) -> Iterator[str]:
             while not answers(address):
                 if child.poll() is not None or time.monotonic() > deadline:
                     output.seek(0)
-                    text = re.sub(r"\x1b\[[0-9;]*m", "", output.read().decode(errors="replace"))
+                    lines = re.sub(r"\x1b\[[0-9;]*m", "", output.read()).strip().splitlines() or [""]
                     raise SpecError(
                         f"`ray dashboard {file}` opened no tunnel within {OPEN_SECONDS:.0f} seconds, or ended; it "
-                        f'printed "{text.strip().rpartition(chr(10))[2].strip()}". Is the cluster up? '
-                        f"`ray up {file}` starts it, and `ray exec {file} 'ray status'` shows its state."
+                        f'printed "{lines[-1].strip()}". Is the cluster up? `ray up {file}` starts it, and '
+                        f"`ray exec {file} 'ray status'` shows its state."
                     )
                 time.sleep(0.3)
             yield address
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(CLOSE_SECONDS)
-            # ssh may outlive it, and hold the port.
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            # ssh may outlive `ray dashboard`, and hold the port.
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(CLOSE_SECONDS)
 
 
 def answers(address: str) -> bool:
     """Whether any web server answers at an address, without a proxy."""
+    import requests
+
+    session = requests.Session()
+    session.trust_env = False
     try:
-        with build_opener(ProxyHandler({})).open(f"{address}/api/version", timeout=5):
-            return True
-    except HTTPError:
-        return True
-    except (HTTPException, OSError):
+        session.get(f"{address}/api/version", timeout=5)
+    except requests.RequestException:
         return False
+    return True

@@ -1,16 +1,21 @@
-"""Rules of a cluster file about cost and access, which Ray's schema and EC2 do not check."""
+"""What would end `ray up`, cost money or open ports: Ray's schema, botocore's model of EC2, and rules of our own."""
 
+import contextlib
+import copy
+import io
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from study.cluster.cluster_file import TOKEN, ClusterFile, KeyPath
-from study.cluster.prices import disk_sizes, instance_type, is_spot, prices
-from study.cluster.schema import check_node_configs, regions
-from study.cluster.token import open_to_others, read_token
+from study.cluster.cluster_file import TOKEN, TYPES, ClusterFile, open_to_others, read_token
+from study.cluster.prices import prices
 from study.errors import SpecError
 from trainables.errors import did_you_mean
 
+#: Ray's own key in a `node_config`, for a choice of subnets.
+RAY_ONLY = "SubnetIds"
 #: Values that a user has not edited yet.
 PLACEHOLDER = re.compile(
     r"<|>|\.\.\.|change.?me|replace|your|todo|fixme|xxx+|^(ami|sg|subnet)-0+$", re.IGNORECASE
@@ -50,10 +55,41 @@ REQUIRED = {
     "SecurityGroupIds": "Ray would make a group that opens port 22 to everyone; give your own",
 }
 
-_TYPES = "available_node_types"
-_SECRET = re.compile(
+SECRET = re.compile(
     r"AKIA[0-9A-Z]{16}|aws_(secret_)?access_key|(PASSWORD|AUTH_TOKEN|ACCESS_KEY)=[^\s$]", re.IGNORECASE
 )
+
+
+def check_schema(file: ClusterFile) -> None:
+    """Prepare and validate a copy of the file as `ray up` does; uses no network.
+
+    All mistakes are reported, where Ray stops at the first. `prepare_config` fills in defaults that
+    `validate_config` requires.
+    """
+    import jsonschema
+    import ray.autoscaler
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    document = copy.deepcopy(file.document)
+    schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
+    mistakes = list(jsonschema.Draft7Validator(schema).iter_errors(document))
+    for error in mistakes:
+        path = tuple(error.absolute_path)
+        if error.validator != "additionalProperties":
+            file.error(path, f"Ray's schema refuses this value: {error.message}")
+            continue
+        known = error.schema.get("properties", {})
+        for key in (key for key in error.instance if key not in known):
+            file.error((*path, key), f"`{key}` is not a key here{did_you_mean(key, known) or '; remove it'}")
+    if mistakes:
+        return
+    try:
+        # Ray also prints the reason that it raises.
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            validate_config(prepare_config(document))
+    except Exception as error:  # noqa: BLE001 - report any exception that would end `ray up`
+        reason = " ".join(str(error).split()) or type(error).__name__
+        file.error((), f"`ray up` would refuse it: {reason.rstrip('.')}")
 
 
 def check_metadata(file: ClusterFile, forms: Mapping[str, tuple[str, str]]) -> None:
@@ -70,11 +106,11 @@ def check_metadata(file: ClusterFile, forms: Mapping[str, tuple[str, str]]) -> N
 
 def check_any(file: ClusterFile) -> None:
     """Apply the rules for any provider: token, access, secrets and mounted files."""
-    _token(file)
+    _check_token(file)
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
-        _start(file, key)
+        _check_start(file, key)
     for key, value in file.document.items():
-        if _SECRET.search(str(value)):
+        if SECRET.search(str(value)):
             file.error(
                 (key,),
                 "a password, token or AWS key is written here, and each machine gets a copy of this file; remove it. "
@@ -89,30 +125,61 @@ def check_any(file: ClusterFile) -> None:
 def check_local(file: ClusterFile) -> None:
     """Apply the rules for existing machines, reached by SSH."""
     check_metadata(file, LOCAL_METADATA)
-    place = ("auth", "ssh_private_key")
-    key = file.get(*place)
+    key = file.get("auth", "ssh_private_key")
     if isinstance(key, str) and not Path(key).expanduser().is_file():
-        file.error(place, f"there is no {key} here; give the path of your private SSH key")
+        message = f"there is no {key} here; give the path of your private SSH key"
+        file.error(("auth", "ssh_private_key"), message)
 
 
 def check_aws(file: ClusterFile) -> None:
     """Apply every rule for machines of AWS."""
+    from botocore.loaders import Loader
+    from botocore.model import ServiceModel
+    from botocore.session import Session
+
     check_metadata(file, AWS_METADATA)
-    check_node_configs(file)
-    region = str(file.get("provider", "region"))
-    if region not in regions():
-        hint = did_you_mean(region, regions()) or "; give yours"
+    # 170 ms to read.
+    ec2 = ServiceModel(Loader().load_service_model("ec2", "service-2"))
+    for name in file.mapping(TYPES):
+        _check_by_model(file, name, ec2)
+        _check_machine(file, name)
+    if file.mapping(TYPES, file.head):
+        _check_head(file)
+    region, regions = str(file.get("provider", "region")), Session().get_available_regions("ec2")
+    if region not in regions:
+        hint = did_you_mean(region, regions) or "; give yours"
         file.error(("provider", "region"), f"AWS has no region {region}{hint}")
     zones = str(file.get("provider", "availability_zone") or region).split(",")
     if outside := [zone.strip() for zone in zones if not zone.strip().startswith(region)]:
         message = f"not in the region {region}: {', '.join(outside)}; write zones as {region}a,{region}b"
         file.error(("provider", "availability_zone"), message)
-    _head(file)
-    for name in file.mapping(_TYPES):
-        _machine(file, (_TYPES, name, "node_config"), disk_sizes(file, name))
 
 
-def _token(file: ClusterFile) -> None:
+def _check_by_model(file: ClusterFile, name: str, ec2: Any) -> None:
+    """Check a `node_config` by botocore's own parameter validation, which Ray's schema does not do."""
+    from botocore.validate import ParamValidator
+
+    place = (TYPES, name, "node_config")
+    # Ray sets both counts itself.
+    config = {**file.mapping(*place), "MinCount": 1, "MaxCount": 1}
+    config.pop(RAY_ONLY, None)
+    report = ParamValidator().validate(config, ec2.operation_model("RunInstances").input_shape)
+    for line in report.generate_report().splitlines():
+        where = re.search(r"(?: in| for parameter) ([\w.\[\]]+)[,:]", line)
+        parts = re.findall(r"\w+", where[1].removeprefix("input")) if where else []
+        path = (*place, *(int(part) if part.isdecimal() else part for part in parts))
+        if unknown := re.search(r'Unknown parameter .*: "(.*)", must be one of: (.*)', line):
+            hint = did_you_mean(unknown[1], [*unknown[2].split(", "), RAY_ONLY]) or "; remove it"
+            file.error((*path, unknown[1]), f"EC2 has no parameter `{unknown[1]}` here{hint}")
+        else:
+            file.error(path, f"EC2 refuses this: {line}")
+    machine, types = file.machine(name), ec2.shape_for("InstanceType").enum
+    if machine not in types:
+        hint = did_you_mean(machine, types) or "; give a type such as g6.xlarge"
+        file.error((*place, "InstanceType"), f"EC2 has no instance type {machine}{hint}")
+
+
+def _check_token(file: ClusterFile) -> None:
     path = file.token
     if path is None:
         file.error(
@@ -131,45 +198,39 @@ def _token(file: ClusterFile) -> None:
         file.error(("file_mounts", TOKEN), message)
 
 
-def _start(file: ClusterFile, key: str) -> None:
+def _check_start(file: ClusterFile, key: str) -> None:
     """Check that Ray starts with the token, and with its dashboard on the loopback address."""
-    starts = [
-        (index, str(command))
-        for index, command in enumerate(file.sequence(key))
-        if re.search(r"\bray start\b", str(command))
-    ]
+    commands = [str(command) for command in file.sequence(key)]
+    starts = [index for index, command in enumerate(commands) if re.search(r"\bray start\b", command)]
     if not starts:
         file.error((key,), f"`{key}` has no `ray start`, so Ray would use its own, without a token; add it")
-    for index, command in starts:
-        if "RAY_AUTH_MODE=token" not in command:
+    for index in starts:
+        if "RAY_AUTH_MODE=token" not in commands[index]:
             file.error(
                 (key, index),
                 "Ray starts without the token, so anyone who reaches the port can run programs; write "
                 "`export RAY_AUTH_MODE=token;` before `ray start`, in the same command",
             )
-        host = re.search(r"--dashboard-host[= ]['\"]?([^\s'\"]+)", command)
+        host = re.search(r"--dashboard-host[= ]['\"]?([^\s'\"]+)", commands[index])
         if host and host[1] not in LOOPBACK:
             message = f"the dashboard listens on {host[1]} and accepts jobs; write --dashboard-host=127.0.0.1"
             file.error((key, index), message)
 
 
-def _head(file: ClusterFile) -> None:
-    place: KeyPath = (_TYPES, file.head)
-    if not file.mapping(*place):
-        return
+def _check_head(file: ClusterFile) -> None:
+    place, machine = (TYPES, file.head), file.machine(file.head)
     if file.get(*place, "resources", "CPU") != 0:
         file.error(
             (*place, "resources"),
             "trials on the head would starve the driver, Ray and MLflow; write `resources: {CPU: 0, head: 1}`",
         )
-    if is_spot(file, file.head):
+    if file.is_spot(file.head):
         file.error(
             (*place, "node_config", "InstanceMarketOptions"),
             "AWS may take a spot head away at any time, with the driver and MLflow; remove this",
         )
-    machine = instance_type(file, file.head)
     known = prices().types.get(machine)
-    if known is not None and known.memory_gib < LEAST_HEAD_GIB:
+    if known and known.memory_gib < LEAST_HEAD_GIB:
         file.error(
             (*place, "node_config", "InstanceType"),
             f"{machine} has {known.memory_gib} GiB for Ray, MLflow and one driver per study; use a type with "
@@ -177,9 +238,10 @@ def _head(file: ClusterFile) -> None:
         )
 
 
-def _machine(file: ClusterFile, place: KeyPath, disks: list[int]) -> None:
+def _check_machine(file: ClusterFile, name: str) -> None:
     """Rules against old images, too many rights, open ports and small disks."""
-    config = file.mapping(*place)
+    place = (TYPES, name, "node_config")
+    config, disks = file.mapping(*place), file.disks(name)
     for key, reason in REQUIRED.items():
         if not config.get(key):
             file.error(place, f"`{key}` is missing: {reason}")

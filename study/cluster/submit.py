@@ -1,10 +1,9 @@
-"""`interplay submit`, `jobs`, `logs` and `stop`: studies as Ray jobs on a cluster."""
+"""`interplay submit`, `jobs`, `logs` and `stop`: studies as Ray jobs on a cluster; SpecErrors as of `connect`."""
 
 import asyncio
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -20,9 +19,8 @@ from rich.text import Text
 from study.cluster.check import option_text
 from study.cluster.cluster_file import ClusterFile, need, read
 from study.cluster.connection import Cluster, connect
-from study.cluster.prices import pools
+from study.cluster.prices import price_study
 from study.cluster.rules import AWS_METADATA, check_metadata
-from study.cluster.study_price import price_study
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.plan.table import duration
@@ -55,19 +53,17 @@ def submit(
         SpecError: the spec is wrong or does not fit the cluster, the study already runs there, the package is too
             large, or as `connect`.
     """
-    need("submitting a study", "aiohttp")
-    console = Console(highlight=False)
     spec = load_spec(source, overrides)
     cluster_file = None if file is None else read(file)
     if cluster_file is not None and cluster_file.provider == "aws":
-        _check(source, overrides, cluster_file, opens_tunnel=address is None, console=console)
+        _check(spec, cluster_file, opens_tunnel=address is None)
     else:
         # The sizes of the machines are unknown; data, shapes and options are checked.
         make_plan(spec, to_read=True)
     with tempfile.TemporaryDirectory() as scratch:
         entrypoint = pack(source, overrides, spec, Path(scratch))
         with connect(file, address) as cluster:
-            with console.status("sending the study"):
+            with Console().status("sending the study"):
                 _refuse_second_driver(cluster, spec.name)
                 job = _submit_once_ready(
                     cluster.client,
@@ -76,10 +72,10 @@ def submit(
                     metadata={STUDY_KEY: spec.name},
                     submission_id=submission,
                 )
-            console.print(Text(f"Job {job} runs {spec.name} on {cluster.options[-1]}."), soft_wrap=True)
+            _print(f"Job {job} runs {spec.name} on {cluster.options[-1]}.")
             if wait:
-                return _follow(cluster, job, console)
-            _print_commands(console, cluster, job)
+                return _follow(cluster, job)
+            _print_commands(cluster, job)
             return 0
 
 
@@ -96,13 +92,9 @@ def _submit_once_ready(client: Any, **job: Any) -> str:
 
 
 def jobs(file: str | None, address: str | None) -> list[dict[str, Any]]:
-    """Return a record of each job that was submitted to a cluster, newest first; times are in seconds since 1970.
-
-    Raises:
-        SpecError: as `connect`.
-    """
+    """Return a record of each job that was submitted to a cluster, newest first; times are in seconds since 1970."""
     with connect(file, address) as cluster:
-        found = [job for job in cluster.client.list_jobs() if job.submission_id]
+        found = _submitted(cluster).values()
     return [
         {
             "job": job.submission_id,
@@ -121,47 +113,43 @@ def jobs_view(records: Sequence[Mapping[str, Any]]) -> RenderableType:
     for title in ("job", "study", "status", "started", "ran for"):
         table.add_column(title, no_wrap=True)
     for job in records:
-        started, ended = job["started"], job["ended"] or time.time()
-        when = "" if started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
-        ran = "" if started is None else duration(ended - started)
+        when = ran = ""
+        if (started := job["started"]) is not None:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
+            ran = duration((job["ended"] or time.time()) - started)
         table.add_row(job["job"], job["study"] or "", job["status"].lower(), when, ran)
     return table if records else Text("No job was submitted to this cluster.")
 
 
 def logs(job: str, file: str | None, address: str | None) -> int:
-    """Print the log of a job and follow it to its end; return as `submit`.
-
-    Raises:
-        SpecError: the cluster has no such job, or as `connect`.
-    """
-    console = Console(highlight=False)
+    """Print the log of a job and follow it to its end; return as `submit`. SpecError if the cluster has no such job."""
     with connect(file, address) as cluster:
         _find(cluster, job)
-        return _follow(cluster, job, console)
+        return _follow(cluster, job)
 
 
 def stop(job: str, file: str | None, address: str | None) -> None:
-    """Stop a job and wait until it has ended.
-
-    Raises:
-        SpecError: the cluster has no such job, or as `connect`.
-    """
-    console = Console(highlight=False)
+    """Stop a job and wait until it has ended; SpecError if the cluster has no such job."""
     with connect(file, address) as cluster:
         found = _find(cluster, job)
         if found.status.is_terminal():
-            console.print(Text(f"Job {job} had already ended ({found.status})."), soft_wrap=True)
+            _print(f"Job {job} had already ended ({found.status}).")
             return
         cluster.client.stop_job(job)
-        with console.status(f"waiting for the end of job {job}"):
+        with Console().status(f"waiting for the end of job {job}"):
             while not cluster.client.get_job_info(job).status.is_terminal():
                 time.sleep(0.5)
-        console.print(Text(f"Job {job} was stopped. Submit its study again to continue."), soft_wrap=True)
+        _print(f"Job {job} was stopped. Submit its study again to continue.")
+
+
+def _submitted(cluster: Cluster) -> dict[str, Any]:
+    """Return Ray's records of the jobs that were submitted to a cluster, by id."""
+    return {job.submission_id: job for job in cluster.client.list_jobs() if job.submission_id}
 
 
 def _find(cluster: Cluster, name: str) -> Any:
     """Return Ray's record of a job."""
-    found = {job.submission_id: job for job in cluster.client.list_jobs() if job.submission_id}
+    found = _submitted(cluster)
     if name not in found:
         raise SpecError(
             f"this cluster has no job {name}{did_you_mean(name, found) or '.'} Its jobs: {', '.join(found) or 'none'}."
@@ -178,9 +166,9 @@ def pack(source: str, overrides: Sequence[str], spec: StudySpec, folder: Path) -
     Raises:
         SpecError: the cluster would not have the data files.
     """
-    here = Path.cwd()
-    checkouts = (at for at in (here, *here.parents) if (at / "study/__main__.py").is_file())
-    checkout = next((at for at in checkouts if (at / "pyproject.toml").is_file()), None)
+    here, marks = Path.cwd(), ("study/__main__.py", "pyproject.toml")
+    folders = (here, *here.parents)
+    checkout = next((at for at in folders if all((at / mark).is_file() for mark in marks)), None)
     for entry in checkout.iterdir() if checkout else ():
         (folder / entry.name).symlink_to(entry)
     raw = spec.model_dump(mode="json")
@@ -191,19 +179,16 @@ def pack(source: str, overrides: Sequence[str], spec: StudySpec, folder: Path) -
         name, changes = f"{spec.name}.submitted.yaml", []
         # It may be a link to a file of the user.
         (folder / name).unlink(missing_ok=True)
-        (folder / name).write_text(
-            yaml.safe_dump(sent, sort_keys=False, allow_unicode=True), encoding="utf-8"
-        )
+        text = yaml.safe_dump(sent, sort_keys=False, allow_unicode=True)
+        (folder / name).write_text(text, encoding="utf-8")
     return shlex.join(["python", "-m", "study", "run", name, *changes])
 
 
 def _relocated(value: Any, checkout: Path | None, *, is_path: bool = False) -> Any:
     """A section of a spec in which every data file or pattern is relative to the checkout."""
     if isinstance(value, dict):
-        return {
-            key: _relocated(part, checkout, is_path=key.split(".")[-1] == "path")
-            for key, part in value.items()
-        }
+        paths = {key for key in value if key.split(".")[-1] == "path"}
+        return {key: _relocated(part, checkout, is_path=key in paths) for key, part in value.items()}
     if isinstance(value, list):
         return [_relocated(part, checkout, is_path=is_path) for part in value]
     return _inside(value, checkout) if is_path and value else value
@@ -213,9 +198,7 @@ def _inside(path: str, checkout: Path | None) -> str:
     """The path of a data file relative to the checkout; SpecError if the package will not have it."""
     full = Path(path).expanduser()
     if checkout is None or not full.is_relative_to(checkout):
-        where = (
-            f"put it into {checkout}" if checkout else "run from a checkout of this project that contains it"
-        )
+        where = f"put it into {checkout}" if checkout else "run from a checkout of this project that has it"
         raise SpecError(
             f"`data.path` is {path}, a file that the cluster does not have; {where}, or use a data set of the hub."
         )
@@ -231,21 +214,19 @@ def _inside(path: str, checkout: Path | None) -> str:
     return inside
 
 
-def _check(
-    source: str, overrides: Sequence[str], file: ClusterFile, *, opens_tunnel: bool, console: Console
-) -> None:
+def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool) -> None:
     """Refuse here what `ray dashboard` or the driver would refuse later; print warnings and the estimated price."""
     if opens_tunnel:
         need("opening a tunnel", "boto3")
         check_metadata(file, AWS_METADATA)
-    price = price_study(file, pools(file), source, overrides)
+    price = price_study(file, spec)
     if file.errors:
         found = "; ".join(f"line {one.line}, {one.path}: {one.message}" for one in file.errors)
         raise SpecError(f"{file.name} cannot be used: {found}. See `interplay cluster check {file.name}`.")
     for warning in file.warnings:
-        console.print(Text.assemble(("warning: ", "yellow"), f"{warning.message}."), soft_wrap=True)
+        _print(Text.assemble(("warning: ", "yellow"), f"{warning.message}."))
     for option in price.options if price else ():
-        console.print(Text(f"Estimated {option_text(option)}."), soft_wrap=True)
+        _print(f"Estimated {option_text(option)}.")
 
 
 def _refuse_second_driver(cluster: Cluster, study: str) -> None:
@@ -267,18 +248,22 @@ def _study_of(job: Any) -> str | None:
     return next((Path(name.strip("'\"")).stem for verb, name in pairwise(words) if verb == "run"), None)
 
 
-def _follow(cluster: Cluster, job: str, console: Console) -> int:
+def _follow(cluster: Cluster, job: str) -> int:
     """Print the log of a job to its end; return as `submit`."""
     import aiohttp
     import requests
 
+    async def tail() -> None:
+        async for text in cluster.client.tail_job_logs(job):
+            print(text, end="", flush=True)
+
     try:
-        asyncio.run(_tail(cluster.client, job))
+        asyncio.run(tail())
         while not (info := cluster.client.get_job_info(job)).status.is_terminal():
             time.sleep(1)
     except KeyboardInterrupt:
-        console.print(Text(f"Stopped following; job {job} continues."), soft_wrap=True)
-        _print_commands(console, cluster, job)
+        _print(f"Stopped following; job {job} continues.")
+        _print_commands(cluster, job)
         return STOPPED
     except (RuntimeError, ConnectionError, aiohttp.ClientError, requests.RequestException) as error:
         raise SpecError(
@@ -288,20 +273,18 @@ def _follow(cluster: Cluster, job: str, console: Console) -> int:
     if info.status == "SUCCEEDED":
         return 0
     if info.status == "STOPPED":
-        console.print(Text(f"Job {job} was stopped. Submit again to continue."), soft_wrap=True)
+        _print(f"Job {job} was stopped. Submit again to continue.")
         return STOPPED
     if info.driver_exit_code in (1, 2, STOPPED):
         return int(info.driver_exit_code)
-    console.print(Text(f"Job {job} failed: {info.message}"), soft_wrap=True)
+    _print(f"Job {job} failed: {info.message}")
     return 1
 
 
-async def _tail(client: Any, job: str) -> None:
-    async for text in client.tail_job_logs(job):
-        sys.stdout.write(text)
-        sys.stdout.flush()
+def _print(text: str | Text) -> None:
+    Console(highlight=False).print(text, soft_wrap=True, markup=False)
 
 
-def _print_commands(console: Console, cluster: Cluster, job: str) -> None:
+def _print_commands(cluster: Cluster, job: str) -> None:
     for word, verb in (("follow it", "logs"), ("stop it", "stop")):
-        console.print(Text.assemble(f"  {word}: ", (cluster.command(verb, job), "bold")), soft_wrap=True)
+        _print(Text.assemble(f"  {word}: ", (cluster.command(verb, job), "bold")))

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study.workers.causes import LossCause, Place, loss_cause, own_place
+from study.workers.ray_session import stop_requested
 from study.workers.spot_notice import spot_notices
-from study.workers.stop_request import stop_requested
 from trainables.cell import Cell, Recipe
 from trainables.diagnostics import Diagnostic
 from trainables.errors import InputError, InterruptedTrainingError
@@ -43,7 +43,7 @@ class TrialSettings(BaseModel):
     gang_timeout: float = 300.0
     """Seconds that a rank waits for the others before a missing one counts as hanging."""
     run: str = ""
-    """The name under which the driver asks its trials to stop; see `study.workers.stop_request`."""
+    """The name under which the driver asks its trials to stop; see `study.workers.ray_session`."""
 
 
 class Report(BaseModel):

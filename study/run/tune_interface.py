@@ -18,7 +18,7 @@ from study.run.trial import read_report
 from study.search import Outcome
 from study.workers.causes import failure_reason, lost_place
 from study.workers.machines import Slots
-from study.workers.stop_request import request_stop
+from study.workers.ray_session import request_stop
 from trainables.layout import Layout
 
 #: Ray's label for the id of a machine.

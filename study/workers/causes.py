@@ -27,11 +27,6 @@ class LossCause(Enum):
     RAY = "out of memory: Ray's memory monitor killed {}"
     PROCESS = "{} died"
 
-    @property
-    def of_memory(self) -> bool:
-        """Whether memory was used up."""
-        return self in (LossCause.MEMORY, LossCause.KERNEL, LossCause.RAY)
-
 
 @dataclass(frozen=True)
 class Place:
@@ -51,12 +46,10 @@ class Place:
 
 
 class GangError(RuntimeError):
-    """A gang was lost; the message names the rank and how it was lost."""
+    """A gang was lost; the message names the rank, and the fields have how and where it was lost, if known."""
 
     loss_cause: LossCause | None = None
-    """How the process of the rank was lost, if that is known."""
     place: Place | None = None
-    """Where the rank was, if that is known."""
 
 
 def own_place() -> Place:
@@ -78,36 +71,30 @@ def loss_cause(
     """Return how a process was lost; None for an exception that it raised itself.
 
     Ray has one class for a killed process and for a lost machine (2.60), and reports a kill by the kernel as any other:
-    it was one for memory if the kernel's count has risen since the cell started.
-
-    Args:
-        error: Ray's exception, or that of the process.
-        place: where the process was, if it is known.
-        is_local: whether this process is on the machine of `place`, under the same limit of memory.
+    it was one for memory if the kernel's count has risen since the cell started. `is_local` is whether this process is
+    on the machine of `place`, under the same limit of memory.
     """
     if isinstance(error, GangError):
         return error.loss_cause
     text = str(error)
-    # Torch's allocator raises its own class on a GPU and a plain RuntimeError on a CPU (2.13).
-    is_memory = (
-        isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "allocate memory" in text
-    )
-    if not type(error).__module__.startswith("ray."):
-        return LossCause.MEMORY if is_memory else None
-    from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, WorkerCrashedError
+    if type(error).__module__.startswith("ray."):
+        import ray
+        from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, WorkerCrashedError
 
-    if isinstance(error, (RayActorError, WorkerCrashedError)):
-        if place and not _is_alive(place.node):
-            return LossCause.MACHINE
-        if isinstance(error, ActorUnavailableError):
-            return LossCause.UNREACHABLE
-        if "running low on memory" in text:
+        if isinstance(error, RayActorError | WorkerCrashedError):
+            if place and not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == place.node):
+                return LossCause.MACHINE
+            if isinstance(error, ActorUnavailableError):
+                return LossCause.UNREACHABLE
+            if "running low on memory" in text:
+                return LossCause.RAY
+            is_kernel = is_local and place is not None and oom_kills() > place.oom_kills
+            return LossCause.KERNEL if is_kernel else LossCause.PROCESS
+        if isinstance(error, OutOfMemoryError):
             return LossCause.RAY
-        is_kernel = is_local and place is not None and oom_kills() > place.oom_kills
-        return LossCause.KERNEL if is_kernel else LossCause.PROCESS
-    if isinstance(error, OutOfMemoryError):
-        return LossCause.RAY
-    return LossCause.MEMORY if is_memory else None
+    # Torch's allocator raises its own class on a GPU and a plain RuntimeError on a CPU (2.13).
+    is_memory = isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__
+    return LossCause.MEMORY if is_memory or "allocate memory" in text else None
 
 
 def describe(error: BaseException, cause: LossCause | None, process: str) -> str:
@@ -126,16 +113,10 @@ def failure_reason(
     *,
     is_local: bool = True,
 ) -> str:
-    """Return one paragraph on why a trial was lost: how its process was lost, or the exception that it raised.
+    """Return one paragraph on why the trial of a cell was lost; out of memory also the planned size, and what to set.
 
-    Out of memory it also has the size that was planned, and what to set.
-
-    Args:
-        error: what ended the trial, if it is known.
-        planned: the cell.
-        slots: of the study.
-        place: where the trial's process was, if it is known.
-        is_local: whether the trials share the machine and the memory limit of this process.
+    `error` is what ended the trial and `place` where its process was, if they are known. `is_local` is whether the
+    trials share the machine and the memory limit of this process.
     """
     ranks = planned.layout.ranks
     process = "the process of the trial"
@@ -148,9 +129,9 @@ def failure_reason(
         reason = f"{process} was lost"
     else:
         reason = describe(error, cause, process) if cause else as_text(error)
-    if cause is None or not cause.of_memory:
-        return reason
-    return f"{reason}. {memory_remedy(planned, slots.devices, on_gpu=slots.gpus > 0)}"
+    if cause in (LossCause.MEMORY, LossCause.KERNEL, LossCause.RAY):
+        reason += f". {memory_remedy(planned, slots.devices, on_gpu=slots.gpus > 0)}"
+    return reason
 
 
 def as_text(error: BaseException) -> str:
@@ -169,28 +150,16 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
     The group's own count also has the kills for the limit of another group or of the machine (Linux, cgroup-v2.rst,
     `memory.events`). Where there is no count, as on other systems than Linux, it is 0.
     """
-    groups = _read(proc / "self/cgroup")
-    files = [
-        *(cgroups / path.lstrip("/") / "memory.events" for path in re.findall(r"^0::(.*)$", groups, re.M)),
-        *(
-            cgroups / "memory" / path.lstrip("/") / "memory.oom_control"
-            for path in re.findall(r"^\d+:memory:(.*)$", groups, re.M)
-        ),
-        proc / "vmstat",
-    ]
-    counts = (re.search(r"^oom_kill (\d+)$", _read(file), re.M) for file in files)
-    return next((int(count[1]) for count in counts if count), 0)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
-
-
-def _is_alive(node: str) -> bool:
-    """Whether a machine is part of the Ray cluster."""
-    import ray
-
-    return any(found["Alive"] for found in ray.nodes() if found["NodeID"] == node)
+    files = [proc / "vmstat"]
+    own = proc / "self/cgroup"
+    # Lines such as `0::/user/a`, or `4:memory:/b` in version 1.
+    for line in own.read_text().splitlines() if own.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            files.insert(0, cgroups / path.lstrip("/") / "memory.events")
+        elif controllers == "memory":
+            files.insert(0, cgroups / "memory" / path.lstrip("/") / "memory.oom_control")
+    for file in files:
+        if file.is_file() and (count := re.search(r"^oom_kill (\d+)$", file.read_text(), re.M)):
+            return int(count[1])
+    return 0

@@ -5,6 +5,7 @@ modules, which a process of an earlier gang could only reset in DeepSpeed's priv
 """
 
 import importlib
+import os
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from study.workers.causes import GangError, Place, as_text, describe, loss_cause, message, own_place
-from study.workers.stop_request import stop_requested
+from study.workers.ray_session import stop_requested
+from study.workers.spot_notice import spot_notices
 from trainables.cell import Cell
 from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
@@ -23,9 +25,9 @@ START_SECONDS = 300.0
 #: Seconds to wait for the real cause when a rank has only lost its peers: Ray reports a dead process about a second
 #: after its sockets close.
 GRACE_SECONDS = 5.0
-
-#: `trainables.train.loop.train`, or a test's own.
-Train = Callable[..., Result]
+#: Ray shows each process its own GPU alone. NCCL's ranks of one machine then cannot reach one another's by NVLink, and
+#: their first collective took 30 s (NCCL's issue 1749).
+SEE_ALL_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 
 
 class Rank:
@@ -37,6 +39,7 @@ class Rank:
 
     def ready(self) -> Place:
         """Import what training needs, so that no rank waits for the imports of another; return this process's place."""
+        _choose_gpu()
         importlib.import_module("trainables.train.loop")
         importlib.import_module("trainables.ranks.process_group").import_deepspeed()
         return own_place()
@@ -46,19 +49,15 @@ class Rank:
         from trainables.ranks.process_group import Rendezvous
 
         self._rendezvous = Rendezvous(address)
-        port: int = self._rendezvous.port
-        return port
+        return int(self._rendezvous.port)
 
-    def train(
-        self, train: Train, cell: Cell, options: Mapping[str, Any], rank_info: Any, run: str
-    ) -> Result | None:
-        """Train as this rank; rank 0 returns the result, and asks whether the run is to stop."""
-        if rank_info.rank:
-            train(cell, **options, rank_info=rank_info)
-            return None
-        with stop_requested(run) as stop:
-            own = {"rendezvous": self._rendezvous, "report": self._progress.put, "interrupted": stop}
-            return train(cell, **options, rank_info=rank_info, **own)
+    def train(self, train: Callable[..., Result], cell: Cell, options: dict[str, Any], run: str) -> Result:
+        """Train as this rank; rank 0 reports, and asks whether the run is to stop."""
+        if options["rank_info"].rank:
+            return train(cell, **options)
+        with stop_requested(run) as stop, spot_notices() as at_risk:
+            own = {"rendezvous": self._rendezvous, "report": self._progress.put}
+            return train(cell, **options, **own, interrupted=stop, at_risk=at_risk)
 
     def progress(self) -> Progress:
         """Wait for the next progress of this rank; a second thread of the process answers while it trains."""
@@ -66,7 +65,7 @@ class Rank:
 
 
 def train_gang(
-    train: Train,
+    train: Callable[..., Result],
     cell: Cell,
     layout: Layout,
     options: Mapping[str, Any],
@@ -100,10 +99,10 @@ def train_gang(
         alone = len({place.node for place in places}) == 1
         address = "127.0.0.1" if alone else places[0].address
         (port,) = _started([ranks[0].open_port.remote(address)], layout.ranks)
-        futures: list[Future[Any]] = []
+        futures: list[Future[Result]] = []
         for rank, actor in enumerate(ranks):
-            rank_info = RankInfo(rank, layout.ranks, address, port, timeout)
-            futures.append(actor.train.remote(train, cell, dict(options), rank_info, run).future())
+            own = {**options, "rank_info": RankInfo(rank, layout.ranks, address, port, timeout)}
+            futures.append(actor.train.remote(train, cell, own, run).future())
 
         def lost(rank: int) -> None:
             # Its sockets close, so that ranks that wait for it do not wait for the whole timeout. Rank 0 has the store
@@ -112,11 +111,9 @@ def train_gang(
                 ray.kill(ranks[rank])
 
         watch(futures, lambda: ranks[0].progress.remote().future(), report, lost, timeout)
-        failure = verdict(futures, places, timeout)
-        if failure is not None:
+        if failure := verdict(futures, places, timeout):
             raise failure
-        result: Result = futures[0].result()
-        return result
+        return futures[0].result()
     finally:
         for actor in actors:
             ray.kill(actor)
@@ -151,7 +148,7 @@ def watch(
     Once a rank has ended well, the others may take `timeout` seconds. `report` is called with each result of
     `next_progress`, and `lost` with each rank that failed after another one.
     """
-    waiting, deadline = set(range(len(futures))), float("inf")
+    waiting, deadline = list(range(len(futures))), float("inf")
     progress = next_progress()
     while waiting and (left := deadline - time.monotonic()) > 0:
         pending = [progress, *(futures[rank] for rank in waiting)]
@@ -163,29 +160,21 @@ def watch(
             else:
                 report(progress.result())
                 progress = next_progress()
-        for rank in sorted(rank for rank in waiting if futures[rank] in done):
-            waiting.discard(rank)
+        for rank in [rank for rank in waiting if futures[rank] in done]:
+            waiting.remove(rank)
             error = futures[rank].exception()
-            if error is None:
-                deadline = min(deadline, time.monotonic() + timeout)
-                continue
-            if not is_secondary_failure(error):
+            if error and not is_secondary_failure(error):
                 return
-            lost(rank)
-            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            if error:
+                lost(rank)
+            deadline = min(deadline, time.monotonic() + (GRACE_SECONDS if error else timeout))
 
 
 def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: float) -> Exception | None:
-    """Return why a gang failed, or None if it did not; a rank's own error goes before those of its peers.
-
-    A rank that has not ended after `timeout` seconds hangs.
-    """
+    """Return why a gang failed, or None; a rank's own error goes before those of its peers, and one not done hangs."""
     from trainables.ranks.collective import PeerError
 
     failed = {rank: _origin(f.exception()) for rank, f in enumerate(futures) if f.done() and f.exception()}
-    hanging = [rank for rank, future in enumerate(futures) if not future.done()]
-    if not failed and not hanging:
-        return None
     names = [f"rank {rank} of {len(places)} ({place})" for rank, place in enumerate(places)]
     for rank, error in failed.items():
         if isinstance(error, InterruptedTrainingError):
@@ -200,11 +189,11 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
         if isinstance(error, PeerError):
             # The rank that raised has not reported it itself.
             return GangError(f"{names[rank]} reported the failure of {message(error)}")
-    if hanging:
-        who = " and ".join(names[rank] for rank in hanging)
-        return GangError(f"{who} hung: the other ranks waited {timeout:g} s")
-    rank, error = next(iter(failed.items()))
-    return GangError(f"{names[rank]} lost the connection to the others: {as_text(error)}")
+    if hanging := [names[rank] for rank, future in enumerate(futures) if not future.done()]:
+        return GangError(f"{' and '.join(hanging)} hung: the other ranks waited {timeout:g} s")
+    for rank, error in failed.items():
+        return GangError(f"{names[rank]} lost the connection to the others: {as_text(error)}")
+    return None
 
 
 def is_secondary_failure(error: BaseException) -> bool:
@@ -214,9 +203,8 @@ def is_secondary_failure(error: BaseException) -> bool:
     from trainables.ranks.collective import PeerError
 
     cause = _origin(error)
-    return isinstance(cause, (dist.DistError, PeerError)) or (
-        isinstance(cause, RuntimeError) and "gloo" in str(cause)
-    )
+    is_gloo = isinstance(cause, RuntimeError) and "gloo" in str(cause)
+    return is_gloo or isinstance(cause, dist.DistError | PeerError)
 
 
 def _origin(error: BaseException | None) -> Any:
@@ -234,6 +222,16 @@ def _lost(
     return lost
 
 
+def _choose_gpu() -> None:
+    """Have torch and DeepSpeed use the GPU that Ray gave this rank; see `SEE_ALL_GPUS`."""
+    import ray
+
+    if own := ray.get_gpu_ids():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        index = visible.split(",").index(str(own[0])) if visible else own[0]
+        os.environ["LOCAL_RANK"] = str(index)
+
+
 def _start(layout: Layout) -> list[Any]:
     """Start the ranks of a layout in the placement group of this trial; see `study.run.tune_interface`."""
     import ray
@@ -241,17 +239,14 @@ def _start(layout: Layout) -> list[Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group, together = get_current_placement_group(), layout.tensor_parallel
-    if group is None or group.bundle_count != layout.data_parallel:
-        found = 0 if group is None else group.bundle_count
-        raise GangError(f"a gang of {layout.ranks} ranks was started in a placement group of {found} bundles")
     actors = []
-    for rank in range(layout.ranks):
-        index = rank // together
+    for index, bundle in enumerate(group.bundle_specs):
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-        bundle = group.bundle_specs[index]
         share = {"num_cpus": bundle.get("CPU", 0) / together, "num_gpus": bundle.get("GPU", 0) / together}
-        actor = ray.remote(Rank).options(scheduling_strategy=where, max_concurrency=2, **share)
-        actors.append(actor.remote())
+        actor = ray.remote(Rank).options(
+            scheduling_strategy=where, max_concurrency=2, runtime_env={"env_vars": SEE_ALL_GPUS}, **share
+        )
+        actors += [actor.remote() for _ in range(together)]
     return actors
 
 

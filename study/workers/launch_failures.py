@@ -33,10 +33,9 @@ class LaunchFailure:
 
 
 class LaunchFailures:
-    """The machine types that cannot be started, and since when."""
+    """The machine types that cannot be started: reported after `patience` seconds, and again after as many more."""
 
     def __init__(self, patience: float) -> None:
-        """Report a type after `patience` seconds of failures, and again after as many more."""
         self.patience = patience
         self.failing: dict[str, LaunchFailure] = {}
         self._nodes: set[str] = set()
@@ -59,8 +58,7 @@ class LaunchFailures:
 
 def message(name: str, failing: LaunchFailure, now: float, limits: AutoscalerLimits, pool: str) -> str:
     """Return one paragraph: which machines cannot be started, and what to change."""
-    kind = limits.kinds.get(name, {})
-    machine = (kind.get("node_config") or {}).get("InstanceType")
+    machine = (limits.kinds.get(name, {}).get("node_config") or {}).get("InstanceType")
     others = ", ".join(sorted(other for other in limits.kinds if other != name)) or "none"
     return (
         f"No machine of type {name}{f' ({machine})' if machine else ''} could be started for "
@@ -86,11 +84,8 @@ def report_launch_failures(resources: ResourcesSection, show: Callable[[str], No
     over = threading.Event()
 
     def watch() -> None:
-        known, limits, warned = (
-            LaunchFailures(resources.capacity_timeout_seconds),
-            read_autoscaler_limits(),
-            False,
-        )
+        known, limits = LaunchFailures(resources.capacity_timeout_seconds), read_autoscaler_limits()
+        warned = False
         while not over.wait(POLL_SECONDS):
             try:
                 failures, nodes = autoscaler_status()
@@ -99,10 +94,10 @@ def report_launch_failures(resources: ResourcesSection, show: Callable[[str], No
                     _LOG.warning("Ray's autoscaler cannot be asked which machines are missing: %s", error)
                 warned = True
                 continue
-            now = time.monotonic()
-            waited = {name for name in failures if concerns(name, limits, resources.pool)}
+            now, pool = time.monotonic(), resources.pool
+            waited = {name for name in failures if concerns(name, limits, pool)}
             for name, failing in known.update(now, waited, nodes).items():
-                show(message(name, failing, now, limits, resources.pool))
+                show(message(name, failing, now, limits, pool))
 
     thread = threading.Thread(target=watch, name="launch failures", daemon=True)
     thread.start()

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,6 +79,14 @@ class AutoscalerLimits:
     most: int = 0
     """Largest number of workers of all types together."""
 
+    @property
+    def machines(self) -> list[Machine]:
+        """One machine of each type that may be started."""
+        kinds = self.kinds.items()
+        return [
+            Machine(kind.get("resources") or {}, kind=name) for name, kind in kinds if kind.get("max_workers")
+        ]
+
 
 def read_autoscaler_limits() -> AutoscalerLimits:
     """Read the cluster file on the head; without one, no further machine is expected."""
@@ -98,21 +106,13 @@ def possible_machines(live: Collection[Machine], limits: AutoscalerLimits, slots
     more than the cluster's `max_workers`, those that hold the most ranks come first.
     """
     coming = []
-    for machine in _types(limits):
+    for machine in limits.machines:
         if slots.may_use(machine) and {"CPU", "GPU"} & machine.resources.keys():
             there = sum(other.kind == machine.kind for other in live)
             coming += [machine] * (int(limits.kinds[machine.kind]["max_workers"]) - there)
     coming.sort(key=slots.ranks_on, reverse=True)
     workers = sum(machine.kind in limits.kinds for machine in live)
     return [*live, *coming[: max(0, limits.most - workers)]]
-
-
-def _types(limits: AutoscalerLimits) -> list[Machine]:
-    """Return one machine of each type that the autoscaler may start."""
-    kinds = limits.kinds.items()
-    return [
-        Machine(kind.get("resources") or {}, None, name) for name, kind in kinds if kind.get("max_workers")
-    ]
 
 
 def live_machines() -> list[Machine]:
@@ -165,7 +165,7 @@ def capacity(live: Sequence[Machine], limits: AutoscalerLimits, resources: Resou
         devices=0 if resources.slots == "auto" else resources.slots,
         cpus=resources.cpus_per_trial,
         gpus=resources.gpus_per_trial,
-        custom=custom_resources(resources.device, resources.pool, [*live, *_types(limits)]),
+        custom=custom_resources(resources.device, resources.pool, [*live, *limits.machines]),
     )
     machines = possible_machines(live, limits, slots)
     check_capacity(slots, (), machines)
@@ -203,20 +203,18 @@ def custom_resources(device: str, pool: str, machines: Collection[Machine]) -> t
             )
         result += pools
     models = [
-        {name for name in machine.resources if name.startswith(ACCELERATOR)}
+        {name.removeprefix(ACCELERATOR) for name in machine.resources if name.startswith(ACCELERATOR)}
         for machine in machines
         if machine.resources.get("GPU")
     ]
     # KubeRay's machines that are still to come do not name their GPUs.
     if planned.is_gpu and models and all(models):
-        wanted, there = ACCELERATOR + str(planned.accelerator), set().union(*models)
-        if wanted not in there:
-            names = ", ".join(sorted(model.removeprefix(ACCELERATOR) for model in there))
+        if planned.accelerator not in (names := set().union(*models)):
             raise SpecError(
-                f"`resources.device` is {device}, and the GPUs of this Ray cluster are {names}. Plan for one of "
-                "these, or add machines that have it to the cluster file."
+                f"`resources.device` is {device}, and the GPUs of this Ray cluster are {', '.join(sorted(names))}. "
+                "Plan for one of these, or add machines that have it to the cluster file."
             )
-        result.append(wanted)
+        result.append(f"{ACCELERATOR}{planned.accelerator}")
     return tuple(result)
 
 
@@ -231,11 +229,10 @@ def check_devices(slots: Slots, device: str, layouts: Collection[Layout] = ()) -
     """Refuse what this machine does not have: Ray does not check GPUs, and trials would use the CPU."""
     cpus, needed = math.ceil(slots.devices * slots.cpus), math.ceil(slots.devices * slots.gpus)
     if needed and needed > (found := local_gpus()):
-        most = int(found / slots.gpus)
+        fewer = f"`resources.slots` to {int(found / slots.gpus)} or fewer, or " if found else ""
         raise SpecError(
             f"`resources.device` {device} with {slots.devices} slots needs {needed} GPUs, and this machine has "
-            f"{found}. Set {f'`resources.slots` to {most} or fewer, or ' if found else ''}`resources.device: cpu`, or "
-            "join a cluster that has them (RAY_ADDRESS)."
+            f"{found}. Set {fewer}`resources.device: cpu`, or join a cluster that has them (RAY_ADDRESS)."
         )
     check_capacity(slots, layouts, [Machine({"CPU": cpus, "GPU": needed})])
 
@@ -247,44 +244,40 @@ def check_capacity(slots: Slots, layouts: Collection[Layout], machines: Collecti
         SpecError: the message names what is needed, what there is, and the fix.
     """
     usable = [machine for machine in machines if slots.may_use(machine)]
-    which = f" with {' and '.join(slots.custom)}" if slots.custom else ""
-    for name, needed in (("CPU", slots.cpus), ("GPU", slots.gpus)):
-        most = max((machine.resources.get(name, 0) for machine in usable), default=0)
-        if most < needed:
-            raise SpecError(
-                f"one rank of a trial needs {needed:g} {name}s, and the largest machine of the Ray cluster{which} has "
-                f"{most:g}. Lower `resources.{name.lower()}s_per_trial`, or start machines that have them."
-            )
     sizes = Counter(size for machine in usable if (size := slots.ranks_on(machine)))
+    needs = {name: needed for name, needed in (("CPU", slots.cpus), ("GPU", slots.gpus)) if needed}
+    one_rank = " and ".join(f"{needed:g} {name}s" for name, needed in needs.items())
     if not sizes:
+        which = f" with {' and '.join(slots.custom)}" if slots.custom else ""
+        most = {
+            name: max((machine.resources.get(name, 0) for machine in usable), default=0) for name in needs
+        }
+        there = " and ".join(f"{amount:g} {name}s" for name, amount in most.items())
         raise SpecError(
-            f"one rank of a trial needs {slots.cpus:g} CPUs and {slots.gpus:g} GPUs, and no single machine of the Ray "
-            f"cluster{which} has both. Lower `resources.cpus_per_trial`, or start larger machines."
+            f"one rank of a trial needs {one_rank}, and no machine of the Ray cluster{which} has them (the most in one "
+            f"machine: {there}). Lower `resources.cpus_per_trial`, or start machines that have them."
         )
-    each = " + ".join(f"{count} x {size}" for size, count in sorted(sizes.items()))
     for layout in layouts:
-        gang = (
-            f"a cell over {layout.ranks} ranks (tensor_parallel {layout.tensor_parallel} x data_parallel "
-            f"{layout.data_parallel})"
-        )
+        wanted, together = layout.data_parallel, layout.tensor_parallel
+        gang = f"a cell over {layout.ranks} ranks (tensor_parallel {together} x data_parallel {wanted})"
         if layout.ranks > slots.devices:
             raise SpecError(
                 f"{gang} needs {layout.ranks} devices at a time, and `resources.slots` is {slots.devices}. Set it to "
                 f"{layout.ranks} or more if there are as many, or lower the degrees."
             )
-        if layout.tensor_parallel > max(sizes):
-            raise SpecError(
-                f"{gang} needs {layout.tensor_parallel} devices in one machine, because they communicate in "
-                f"every layer, and the largest machine of the Ray cluster has room for {max(sizes)}. Start larger "
-                "machines, or set `resources.tensor_parallel: auto`, which takes no more than that."
+        groups = sum(count * (size // together) for size, count in sizes.items())
+        if wanted > groups:
+            each = " + ".join(f"{count} x {size}" for size, count in sorted(sizes.items()))
+            fix = (
+                f"Lower `resources.data_parallel` to {groups}, choose a `resources.tensor_parallel` that divides the "
+                "devices of a machine, or start more machines"
+                if groups
+                else "Start larger machines, or set `resources.tensor_parallel: auto`, which takes no more than that"
             )
-        groups = sum(count * (size // layout.tensor_parallel) for size, count in sizes.items())
-        if layout.data_parallel > groups:
             raise SpecError(
-                f"{gang} needs {layout.data_parallel} groups of {layout.tensor_parallel} devices, each in one machine, "
-                f"and the machines of the Ray cluster, which have room for {each} ranks of {slots.cpus:g} CPUs and "
-                f"{slots.gpus:g} GPUs, hold {groups}. Lower `resources.data_parallel` to {groups}, choose a "
-                "`resources.tensor_parallel` that divides the devices of a machine, or start more machines."
+                f"{gang} needs {wanted} groups of {together} devices, each in one machine, because they communicate in "
+                f"every layer; the machines of the Ray cluster, which have room for {each} ranks of {one_rank}, hold "
+                f"{groups}. {fix}."
             )
 
 
@@ -298,37 +291,34 @@ class MachineLosses:
     def __init__(self, slots: Slots) -> None:
         """Begin with no loss; `slots` are those of the study."""
         self.slots = slots
-        self._cells: dict[str, list[str]] = defaultdict(list)
-        """Keys of the cells of the trials lost on each machine, by Ray's id of the machine."""
+        self._losses: list[tuple[str, str]] = []
+        """Ray's id of the machine and key of the cell of each lost trial."""
 
     def add(self, node: str, cell: str) -> bool:
         """Count a trial of a cell that was lost on a machine; return whether the machine is ill only since then."""
         before = self.ill
-        self._cells[node].append(cell)
+        self._losses.append((node, cell))
         return node in self.ill and node not in before
 
     @property
     def ill(self) -> list[str]:
         """Ray's ids of the machines on which `MOST_LOSSES` trials were lost."""
-        return sorted(node for node in self._cells if self._count(node) >= MOST_LOSSES)
+        machines_of = Counter(cell for _, cell in set(self._losses))
+        counts = Counter(node for node, cell in self._losses if machines_of[cell] == 1)
+        return sorted(node for node, count in counts.items() if count >= MOST_LOSSES)
 
     def avoided(self, layout: Layout) -> list[str]:
         """Return the ill machines; none if the others, those still to come included, could never hold the layout."""
         ill = self.ill
         if ill:
             machines = possible_machines(live_machines(), read_autoscaler_limits(), self.slots)
-            others = [machine for machine in machines if machine.node not in ill]
             try:
-                check_capacity(self.slots, [layout], others)
+                check_capacity(self.slots, [layout], [one for one in machines if one.node not in ill])
             except SpecError:
                 return []
         return ill
 
     def live_ranks(self) -> int:
         """Return how many ranks the live machines hold, without those that are ill."""
-        live = [machine for machine in live_machines() if machine.node not in self.ill]
-        return sum(self.slots.ranks_on(machine) for machine in live)
-
-    def _count(self, node: str) -> int:
-        elsewhere = {cell for other, cells in self._cells.items() if other != node for cell in cells}
-        return sum(cell not in elsewhere for cell in self._cells[node])
+        ill = self.ill
+        return sum(self.slots.ranks_on(machine) for machine in live_machines() if machine.node not in ill)

@@ -1,6 +1,5 @@
 """Ray for the time of a study: the cluster this process belongs to, or a private one on this machine."""
 
-import functools
 import importlib
 import logging
 import math
@@ -10,8 +9,8 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,10 @@ TRIAL_ENVIRONMENT = {
 OBJECT_STORE_BYTES = 128 << 20
 #: Time limit for a connection to the head of a cluster.
 ANSWER_SECONDS = 10.0
+#: Ray's core reads its token once, so a second session of this process must have the same.
+TOKEN = secrets.token_hex(32)
+#: Seconds between two looks for a request to stop; a trial checks about as often (`trainables.train.loop.CHECK_EVERY`).
+POLL_SECONDS = 1.0
 
 
 def joins() -> bool:
@@ -47,31 +50,30 @@ def joins() -> bool:
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
-@contextmanager
-def joined_cluster(*, on_gpu: bool) -> Iterator[None]:
+def joined_cluster(*, on_gpu: bool) -> AbstractContextManager[None]:
     """Join the cluster this process belongs to, with the authentication that the environment sets."""
     check_address(os.environ["RAY_ADDRESS"])
-    with _connected({}, on_gpu=on_gpu):
-        yield
+    return _connected(on_gpu=on_gpu)
 
 
 def check_address(address: str) -> None:
     """Refuse an address for which Ray would print a traceback, or that it would try for minutes."""
-    way_out = "Unset RAY_ADDRESS to train on this machine, or send the study to the cluster with `interplay submit`."
-    if "://" in address:
-        raise SpecError(
-            f"RAY_ADDRESS is {address}: a study joins a cluster by HOST:PORT of its head (such as 10.0.0.4:6379), on a "
-            f"machine of it. {way_out}"
-        )
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return  # `auto` and `local` are Ray's own words
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    problem = ""
+    if "://" in address:
+        problem = (
+            ": a study joins a cluster by HOST:PORT of its head (such as 10.0.0.4:6379), on a machine of it"
+        )
+    elif host and port.isdigit():  # `auto` and `local` are Ray's own words
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            problem = f", and no Ray cluster answers there ({error})"
+    if problem:
         raise SpecError(
-            f"RAY_ADDRESS is {address}, and no Ray cluster answers there ({error}). {way_out}"
-        ) from error
+            f"RAY_ADDRESS is {address}{problem}. Unset RAY_ADDRESS to train on this machine, or send the study to the "
+            "cluster with `interplay submit`."
+        )
 
 
 @contextmanager
@@ -80,14 +82,6 @@ def private_ray(slots: Slots) -> Iterator[None]:
 
     The token is in a file of this session, so that the user's own token and any running cluster stay untouched.
     """
-    options: dict[str, Any] = {
-        "address": "local",
-        "num_cpus": math.ceil(slots.devices * slots.cpus),
-        "include_dashboard": False,
-        "object_store_memory": OBJECT_STORE_BYTES,
-    }
-    if slots.gpus:
-        options["num_gpus"] = math.ceil(slots.devices * slots.gpus)
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
     before = {name: os.environ[name] for name in names if name in os.environ}
     # Ray never removes the logs and sockets of a session (0.3 to 3 MB). The path of a socket may have 107 characters,
@@ -96,10 +90,18 @@ def private_ray(slots: Slots) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="interplay-", dir=where, ignore_cleanup_errors=True) as scratch:
         token = Path(scratch, "token")
         token.touch(mode=0o600)
-        token.write_text(_token(), encoding="ascii")
+        token.write_text(TOKEN, encoding="ascii")
         os.environ.update(zip(names, ("token", str(token)), strict=True))
         try:
-            with _connected({**options, "_temp_dir": scratch}, on_gpu=bool(slots.gpus)):
+            with _connected(
+                on_gpu=bool(slots.gpus),
+                address="local",
+                num_cpus=math.ceil(slots.devices * slots.cpus),
+                num_gpus=math.ceil(slots.devices * slots.gpus) or None,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=scratch,
+            ):
                 yield
         finally:
             for name in names:
@@ -108,15 +110,18 @@ def private_ray(slots: Slots) -> Iterator[None]:
 
 
 @contextmanager
-def _connected(options: Mapping[str, Any], *, on_gpu: bool) -> Iterator[None]:
-    os.environ.update({k: v for k, v in ENVIRONMENT.items() if k not in os.environ})
+def _connected(*, on_gpu: bool, **options: Any) -> Iterator[None]:
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     # Imported here: Ray's C++ core reads the mode of authentication once, at import.
     import ray
 
     # Ray shows every GPU to a process that asked for none; a cell planned for the CPU must not see them.
     hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    # `log_to_driver=False` leaves a paragraph in the live table when a process dies (Ray 2.60).
+    worker: Any = importlib.import_module("ray._private.worker")
+    worker.print_to_stdstream = lambda *_, **__: None
     try:
-        _silence_raylet()
         with _own_signals():
             ray.init(
                 log_to_driver=False,
@@ -139,10 +144,8 @@ def _own_signals() -> Iterator[None]:
     When a terminal is closed, the trials would die before they can save. They inherit the mask; this process gets a
     SIGHUP that came meanwhile at the end.
     """
-    mask, handler = (
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}),
-        signal.getsignal(signal.SIGTERM),
-    )
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
@@ -151,16 +154,37 @@ def _own_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _silence_raylet() -> None:
-    """Keep Ray from printing a paragraph into the live table when a process dies; the viewer prints a line itself.
+class StopRequest:
+    """An actor that exists while a run is to stop, under the name of the run; it reaches every machine."""
 
-    `log_to_driver=False` does not cover these messages (Ray 2.60).
+
+def request_stop(run: str) -> Any:
+    """Ask all trials of a run to save and end, as long as the result is kept; `run` is unique in the cluster."""
+    import ray
+
+    return ray.remote(StopRequest).options(name=run, num_cpus=0).remote()
+
+
+@contextmanager
+def stop_requested(run: str) -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether the run is to stop.
+
+    A trial's process serves no calls of other actors while it trains, so a thread of it looks for the actor.
     """
-    worker: Any = importlib.import_module("ray._private.worker")
-    worker.print_to_stdstream = lambda *_, **__: None
+    import ray
 
+    over, requested = threading.Event(), threading.Event()
 
-@functools.cache
-def _token() -> str:
-    """Return the token of this process. Ray's core reads it once, so a second session must have the same."""
-    return secrets.token_hex(32)
+    def watch() -> None:
+        while not over.wait(POLL_SECONDS) and not requested.is_set():
+            try:
+                ray.get_actor(run)
+            except ValueError:
+                continue
+            requested.set()
+
+    threading.Thread(target=watch, name="stop request", daemon=True).start()
+    try:
+        yield requested.is_set
+    finally:
+        over.set()

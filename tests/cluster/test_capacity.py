@@ -10,8 +10,7 @@ from ray.autoscaler._private.util import prepare_config
 from rich.console import Console
 
 from study.cluster.cluster_file import read
-from study.cluster.prices import pools
-from study.cluster.study_price import capacity_of, price_study
+from study.cluster.prices import capacity_of, price_study
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.run import runner
@@ -77,7 +76,7 @@ CASES = [
     ("the shipped one", ["resources.device=cpu", "resources.slots=500"], None),
     ("the shipped one", ["resources.device=cpu", "resources.pool=large"], "cpu, h100, on_demand, spot, wide"),
     ("the shipped one", ["resources.device=h200-141gb"], "are A100, H100, L4"),
-    ("the shipped one", ["resources.device=cpu", "resources.cpus_per_trial=500"], "with cpu has 8"),
+    ("the shipped one", ["resources.device=cpu", "resources.cpus_per_trial=500"], "with cpu has them .*: 8 CPUs"),
     (
         "the shipped one",
         ["resources.device=cpu", "resources.slots=1", "resources.data_parallel=2"],
@@ -105,7 +104,7 @@ def test_the_check_of_a_file_and_the_driver_agree(tmp_path, driver, kind, overri
     path = aws(tmp_path)
     path.write_text(yaml.safe_dump(FILES[kind](yaml.safe_load(path.read_text()))))
     file, spec = read(str(path)), load_spec("quickstart", overrides)
-    price_study(file, pools(file), "quickstart", overrides)
+    price_study(file, spec)
     told = [found.message for found in file.errors]
     if refusal:
         with pytest.raises(SpecError, match=refusal) as refused:
@@ -113,6 +112,6 @@ def test_the_check_of_a_file_and_the_driver_agree(tmp_path, driver, kind, overri
         assert told == [f"the study quickstart does not fit: {str(refused.value).rstrip('.')}"]
         return
     assert not told
-    found, foretold = driver(file, spec), capacity_of(file, pools(file), spec.resources)
+    found, foretold = driver(file, spec), capacity_of(file, spec.resources)
     assert (found.slots, found.held, found.room) == (foretold.slots, foretold.held, foretold.room)
     assert bool(file.warnings) == (found.slots.devices > found.held)

@@ -15,8 +15,7 @@ import yaml
 
 from study import cli
 from study.cluster.check import about, check
-from study.cluster.prices import prices
-from study.cluster.study_price import PROCESS_SHARE, detected_resources
+from study.cluster.prices import PROCESS_SHARE, detected_resources, prices
 from study.errors import SpecError
 from study.spec.devices import DEVICES
 from tests.cluster.files import ROOT, aws
@@ -410,7 +409,7 @@ def test_the_price_of_a_study_grows_with_its_work(laptop):
                 "frontier.heads=16",
                 "frontier.widths={1: [64]}",
             ],
-            "16 devices in one machine",
+            "1 groups of 16 devices, each in one machine",
         ),
     ],
 )

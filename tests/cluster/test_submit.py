@@ -21,7 +21,6 @@ import pytest
 import requests
 import yaml
 from ray.job_submission import JobDetails
-from rich.console import Console
 
 from study import cli
 from study.cluster import connection
@@ -445,16 +444,21 @@ class FollowedJob:
         return JobDetails(type="SUBMISSION", status=self.states.pop(0), entrypoint="", driver_exit_code=2)
 
 
-@pytest.mark.parametrize(("state", "status"), [("SUCCEEDED", 0), ("FAILED", 2), ("STOPPED", 130)])
-def test_the_log_is_written_and_the_status_of_the_job_is_returned(capsys, state, status):
+STOPPED = "Job x was stopped. Submit again to continue.\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "end"), [("SUCCEEDED", 0, ""), ("FAILED", 2, ""), ("STOPPED", 130, STOPPED)]
+)
+def test_the_log_is_written_and_the_status_of_the_job_is_returned(capsys, state, status, end):
     client = FollowedJob("RUNNING", state)
-    assert submitting._follow(submitting.Cluster(client, ()), "x", Console(quiet=True)) == status
-    assert capsys.readouterr().out == "first\nsecond\n"
+    assert submitting._follow(submitting.Cluster(client, ()), "x") == status
+    assert capsys.readouterr().out == "first\nsecond\n" + end
 
 
 def test_a_lost_connection_is_an_error_with_the_command_that_follows_the_job():
     with pytest.raises(SpecError, match=r"lost the connection.*job x continues.*interplay logs x"):
-        submitting._follow(submitting.Cluster(FollowedJob(lost=True), ()), "x", Console(quiet=True))
+        submitting._follow(submitting.Cluster(FollowedJob(lost=True), ()), "x")
 
 
 # The tunnel

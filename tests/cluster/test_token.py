@@ -7,8 +7,7 @@ import stat
 import pytest
 
 from study import cli
-from study.cluster.cluster_file import read
-from study.cluster.token import make_token, open_to_others, read_token
+from study.cluster.cluster_file import make_token, open_to_others, read, read_token
 from study.errors import SpecError
 
 
@@ -34,7 +33,7 @@ def test_a_token_is_made_for_its_owner_alone(token):
         made = make_token(read("file.yaml"))
     finally:
         os.umask(before)
-    assert (made.path, made.made, made.corrected) == (token, True, False)
+    assert made == (token, "made")
     assert re.fullmatch(r"[0-9a-f]{64}", token.read_text())
     assert mode(token) == 0o600
     assert [mode(folder) for folder in (token.parent, token.parent.parent)] == [0o700, 0o700]
@@ -54,11 +53,10 @@ def test_a_token_that_is_there_is_kept_and_closed_to_others(token):
     token.write_text("mine")
     token.chmod(0o644)
     assert open_to_others(token) == "0644"
-    kept = make_token(read("file.yaml"))
-    assert (kept.made, kept.corrected) == (False, True)
+    assert make_token(read("file.yaml")) == (token, "corrected")
     assert token.read_text() == "mine"
     assert open_to_others(token) is None
-    assert make_token(read("file.yaml")).corrected is False
+    assert make_token(read("file.yaml")) == (token, "kept")
 
 
 def test_the_command_prints_the_path_and_not_the_token(token, capsys, monkeypatch):

@@ -33,7 +33,8 @@ SMALL_STORE = 80 << 20
 def noted(cell, *, rank_info, data_root, report=None, **options):
     """`train` that notes where each rank is, and in the first try waits for the loss of a machine."""
     node = ray.get_runtime_context().get_node_id()
-    (data_root / f"rank-{rank_info.rank}").write_text(f"{node} {os.environ['CUDA_VISIBLE_DEVICES']}")
+    (data_root / f"rank-{rank_info.rank}").write_text(f"{node} {os.environ['LOCAL_RANK']}")
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ, "each rank sees all GPUs of its machine"
     if not (data_root / "lost").exists():
         while len(list(data_root.glob("rank-*"))) < rank_info.size:
             time.sleep(0.1)

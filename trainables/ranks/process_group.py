@@ -50,7 +50,7 @@ class Rendezvous:
 
 
 def device() -> torch.device:
-    """Return this process's GPU, else the CPU. Ray shows each rank one GPU; torchrun shows all and sets LOCAL_RANK."""
+    """Return this process's GPU, else the CPU. A rank sees all GPUs of its machine, and LOCAL_RANK numbers its own."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -43,7 +43,8 @@ def test_a_gang_that_could_never_be_placed_is_refused_with_both_numbers():
     check_capacity(Slots(4, 1, 1), {Layout(), spread, Layout(tensor_parallel=2, data_parallel=2)}, pairs)
     check_capacity(Slots(4, 0.1, 0), {four}, [Machine({"CPU": 0.4})])
     with pytest.raises(
-        SpecError, match=r"4 ranks.*needs 4 devices in one machine.*room for 2.*tensor_parallel"
+        SpecError,
+        match=r"4 ranks.*1 groups of 4 devices, each in one machine.*room for 2 x 2.*hold 0\..*tensor_parallel: auto",
     ):
         check_capacity(Slots(4, 1, 1), {four}, pairs)
     with pytest.raises(
@@ -53,7 +54,9 @@ def test_a_gang_that_could_never_be_placed_is_refused_with_both_numbers():
         check_capacity(Slots(4, 1, 1), {spread}, pairs[:1])
     with pytest.raises(SpecError, match=r"4 ranks.*needs 4 devices at a time, and `resources.slots` is 3"):
         check_devices(Slots(3, 1, 0), "cpu", {Layout(), four})
-    with pytest.raises(SpecError, match=r"needs 3 CPUs, and the largest machine of the Ray cluster has 2"):
+    with pytest.raises(
+        SpecError, match=r"needs 3 CPUs, and no machine of the Ray cluster has them .*: 2 CPUs"
+    ):
         check_capacity(Slots(1, 3, 0), {Layout()}, [Machine({"CPU": 2.0})] * 2)
 
 
@@ -261,14 +264,14 @@ def test_the_capacity_is_what_the_machines_of_the_pool_hold(limits):
     asked = found_by(found, device="cpu", pool="spot", cpus_per_trial=2, slots=9)
     assert (asked.slots.devices, asked.room.devices, asked.held) == (9, 9, 4)
     with pytest.raises(
-        SpecError, match=r"needs 5 CPUs, and the largest machine of the Ray cluster with spot has 4"
+        SpecError, match=r"needs 5 CPUs, and no machine of the Ray cluster with spot has them .*: 4 CPUs"
     ):
         found_by(found, device="cpu", pool="spot", cpus_per_trial=5)
 
 
 def test_a_rank_whose_resources_are_on_two_machines_is_refused():
     """The GPU of one and the cores of the other were each enough, and the study had no slot."""
-    with pytest.raises(SpecError, match=r"needs 4 CPUs and 1 GPUs, and no single machine.*has both"):
+    with pytest.raises(SpecError, match=r"needs 4 CPUs and 1 GPUs, and no machine.*: 8 CPUs and 1 GPUs"):
         found_by([Machine({"CPU": 8}), Machine({"CPU": 2, "GPU": 1})], device="l4-24gb", cpus_per_trial=4)
 
 

@@ -19,7 +19,6 @@ from analysis.files import to_json
 from analysis.law.near_optimal import WITHIN
 from study.cluster.cli import app as cluster_app
 from study.commands.output import show
-from study.commands.theory import app as theory_app
 from study.errors import SpecError
 from trainables.errors import LONGEST_MESSAGE, InputError, shortened
 
@@ -38,7 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(theory_app, name="theory")
 app.add_typer(cluster_app, name="cluster")
 
 

@@ -177,7 +177,7 @@ def try_(
     as_json: JsonOption = False,
 ) -> None:
     """Time a few steps of a study's cells on this machine. Its plans use the times from then on."""
-    from study.commands.try_steps import try_steps
+    from study.commands.plan import try_steps
 
     try_steps(spec, changes or (), results, as_json=as_json)
 
@@ -205,7 +205,7 @@ def run(
 @app.command()
 def presets(as_json: JsonOption = False) -> None:
     """List the built-in studies: question, cost and recorded result."""
-    from study.commands.presets import catalogue, catalogue_view
+    from study.commands.plan import catalogue, catalogue_view
 
     records = catalogue()
     show(records, catalogue_view(records), as_json=as_json)
@@ -266,17 +266,12 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show what of a study is done, running, failed or missing. Without a spec, list all studies."""
-    from study.commands.series import status as of_series
     from study.results.status import status as of_study
     from study.results.status import status_of_all
     from study.spec.study import load_spec
 
-    if spec is None:
-        show(*status_of_all(results), as_json=as_json)
-        return
-    loaded = load_spec(spec, changes or ())
-    document, view = (of_study if loaded.vary is None else of_series)(loaded, results)
-    show(document, view, as_json=as_json)
+    found = status_of_all(results) if spec is None else of_study(load_spec(spec, changes or ()), results)
+    show(*found, as_json=as_json)
 
 
 @app.command()
@@ -308,7 +303,7 @@ def fit(
 ) -> None:
     """Find the crossings of a run table and fit the threshold law."""
     from study.commands import fit as verb
-    from study.results.sources import Reading
+    from study.results.answer import Reading
 
     reading = Reading(runs, changes or (), column or (), count, tokens, results, uri, level)
     verb.fit(reading, out, as_json=as_json)
@@ -331,7 +326,7 @@ def report(
 ) -> None:
     """Write the page, figures and tables of a study or run table. Those of a study are written anew."""
     from study.commands import fit as verb
-    from study.results.sources import Reading
+    from study.results.answer import Reading
 
     reading = Reading(runs, changes or (), column or (), count, tokens, results, uri, level)
     verb.report(reading, out)
@@ -349,9 +344,9 @@ def recommend(
     as_json: JsonOption = False,
 ) -> None:
     """Give the best depth and width for a size. With an interval, from a study's fit or a published law."""
+    from study.commands.output import recommendation_table
     from study.results.recommend import read_number
     from study.results.recommend import recommend as recommended
-    from study.results.tables import recommendation_table
 
     source, shapes = recommended(fit_file, law, [read_number(size) for size in sizes or ()], within)
     show(to_json(shapes), recommendation_table(source, shapes), as_json=as_json)

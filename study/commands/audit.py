@@ -16,8 +16,8 @@ from analysis.law.published import PublishedLaw, losses_of, published_law
 from analysis.law.shape import NearOptimal, Shape
 from analysis.numbers import short, span
 from analysis.tables import Column, Table
+from study.commands.output import rich_table
 from study.results.recommend import NamedFit, named_fit, shapes_by
-from study.results.tables import rich_table
 
 if TYPE_CHECKING:
     # Its fit loads the numerical libraries.

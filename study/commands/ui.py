@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from rich.console import Console
 
 from study.errors import SpecError
-from study.results.sources import existing, named_store
+from study.results.answer import existing, named_store
 from study.run.interrupts import stop_signals
 from study.tracking.mlflow_store import sqlite_file
 from trainables.storage.storage import shown
@@ -28,7 +28,7 @@ POLL_SECONDS, END_SECONDS = 0.1, 20.0
 def serve(results: Path, host: str, port: int, console: Console, uri: str | None = None) -> None:
     """Run MLflow's server until Ctrl-C, SIGTERM or SIGHUP; of a tracking server, print the address of its page.
 
-    The store is that of the results folder unless `uri` names another; see `study.results.sources.named_store`.
+    The store is that of the results folder unless `uri` names another; see `study.results.answer.named_store`.
 
     Raises:
         SpecError: there is no such store, or the port cannot be used.

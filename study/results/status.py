@@ -14,7 +14,7 @@ from rich.text import Text
 from analysis.files import to_json
 from study.errors import SpecError
 from study.plan import Plan, PlannedCell, make_plan
-from study.spec.study import StudySpec, load_spec
+from study.spec.study import StudySpec, load_spec, members
 from study.tracking.ledger import Row, study_rows, with_recorded
 from study.tracking.study_paths import SPEC, StudyPaths, study_paths
 
@@ -85,7 +85,12 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
 
 
 def status(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableType]:
-    """The state of a study as a JSON document and for a terminal."""
+    """The state of a study, or of each study of a series, as a JSON document and for a terminal."""
+    if spec.vary is not None:
+        each = {value: status(one, results) for value, one in members(spec).items()}
+        documents = [{"value": value, **document} for value, (document, _) in each.items()]
+        view = Group(*(view for _, view in each.values()))
+        return {"study": spec.name, "vary": spec.varied_key, "members": documents}, view
     state = study_status(spec, results)
     return status_json(state), status_table(state)
 

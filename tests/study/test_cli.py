@@ -17,7 +17,7 @@ from analysis.law.threshold_law import solve_depth
 from study import cli
 from study.commands.run import program
 from study.plan import make_plan
-from study.results.sources import Reading
+from study.results.answer import Reading
 from study.run.runner import Summary
 from study.spec.study import load_spec
 from study.tracking.mlflow_store import Experiment, tracking_uri

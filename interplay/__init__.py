@@ -180,10 +180,9 @@ def recommend(
         InputError: not one of `law` and `fit`, the size or the law is wrong, the file cannot be read, or the fit has no
             answer at N.
     """
-    from study.results.recommend import read_number
     from study.results.recommend import recommend as recommended
 
-    _, (shape,) = recommended(_named(fit), law, [read_number(params)], within)
+    _, (shape,) = recommended(_named(fit), law, [params], within)
     return shape
 
 

@@ -19,7 +19,6 @@ from analysis.files import to_json
 from analysis.law.near_optimal import WITHIN
 from study.cluster.cli import app as cluster_app
 from study.commands.output import show
-from study.errors import SpecError
 from trainables.errors import LONGEST_MESSAGE, InputError, shortened
 
 #: Exit status for wrong input; `study.commands.run` has those of a run.
@@ -32,11 +31,7 @@ _USER_ERRNO = {
 }
 RESULTS = Path("results")
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(cluster_app, name="cluster")
 
 
@@ -107,11 +102,17 @@ def main() -> None:
     except MissingColumnsError as error:
         flags = [part for ours, theirs in error.columns.items() for part in ("--column", f"{ours}={theirs}")]
         _fail(f"{error} Try: {shlex.join(['interplay', *sys.argv[1:], *flags])}")
-    except (SpecError, InputError, AnalysisError, ConnectionError) as error:
+    except (InputError, AnalysisError, ConnectionError) as error:
         # Our code raises a ConnectionError only for a storage that cannot be reached, and names it.
         _fail(str(error))
     except OSError as error:
-        if error.errno not in _USER_ERRNO and not _folder_is_missing(error):
+        # A file of a folder that the user named and that does not exist.
+        named = (
+            isinstance(error.filename, str | bytes | os.PathLike) and Path(os.fsdecode(error.filename)).parent
+        )
+        if error.errno not in _USER_ERRNO and not (
+            error.errno == errno.ENOENT and named and not named.is_dir()
+        ):
             raise
         where = shortened(str(error.filename or "the results folder"), 200)
         _fail(
@@ -197,9 +198,9 @@ def run(
     """Train what a study lacks, fit, and write its report. Run it again to resume."""
     from study.commands import run as verb
 
-    named = {"resources.slots": slots, "resources.device": device}
-    short = [f"{key}={value}" for key, value in named.items() if value is not None]
-    raise typer.Exit(verb.run(spec, [*(changes or ()), *short], results, RESULTS))
+    keys = {"resources.slots": slots, "resources.device": device}
+    more = [f"{key}={value}" for key, value in keys.items() if value is not None]
+    raise typer.Exit(verb.run(spec, [*(changes or ()), *more], results, RESULTS))
 
 
 @app.command()
@@ -345,10 +346,9 @@ def recommend(
 ) -> None:
     """Give the best depth and width for a size. With an interval, from a study's fit or a published law."""
     from study.commands.output import recommendation_table
-    from study.results.recommend import read_number
     from study.results.recommend import recommend as recommended
 
-    source, shapes = recommended(fit_file, law, [read_number(size) for size in sizes or ()], within)
+    source, shapes = recommended(fit_file, law, sizes or (), within)
     show(to_json(shapes), recommendation_table(source, shapes), as_json=as_json)
 
 
@@ -373,11 +373,9 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Say whether models are too deep or too shallow, by a law."""
-    from study.commands.audit import audit_models, audit_view
+    from study.commands.audit import audit_known, audit_models, audit_view, known_view
 
     if known:
-        from study.commands.audit import audit_known, known_view
-
         models = audit_known(within, figure, others=(configs, depth, width, vocabulary, law, fit_file))
         show([item.to_json() for item in models], known_view(models, within), as_json=as_json)
         return
@@ -448,12 +446,3 @@ def schema() -> None:
     from study.spec.schema import json_schema
 
     print(json.dumps(json_schema(), indent=1))
-
-
-def _folder_is_missing(error: OSError) -> bool:
-    """Whether a file could not be made because the folder that the user named does not exist."""
-    return (
-        error.errno == errno.ENOENT
-        and isinstance(error.filename, str | bytes | os.PathLike)
-        and not Path(os.fsdecode(error.filename)).parent.is_dir()
-    )

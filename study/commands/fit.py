@@ -5,7 +5,7 @@ from typing import Any
 
 from analysis.files import write_json
 from study.commands import series
-from study.commands.output import fit_table, refuse_file, relative, say, show
+from study.commands.output import fit_table, refuse_file, say, show
 from study.errors import SpecError
 from study.results.answer import Reading, StudyRuns, fit_source
 from study.tracking.study_paths import OtherStudyError, check_owner, refuse_results, study_paths
@@ -40,7 +40,7 @@ def report(reading: Reading, out: Path | None) -> None:
     options: dict[str, Any] = {"level": reading.level, "tokens": reading.tokens}
     if spec and spec.vary is not None:
         page = series.write_page(spec, reading.results, out, renew=True, **options)
-        say("Series: ", relative(page))
+        say("Series: ", page)
         return
     source = reading.source
     if out is None and spec is not None and isinstance(source, StudyRuns):
@@ -52,4 +52,4 @@ def report(reading: Reading, out: Path | None) -> None:
         out = paths.folder
     assert out is not None
     page = write_report(source.table, fit_source(source, **options), out, title=source.title, **source.known)
-    say("Report: ", relative(page))
+    say("Report: ", page)

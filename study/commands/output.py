@@ -39,7 +39,8 @@ def show(document: object, view: RenderableType, *, as_json: bool) -> None:
 
 
 def say(text: str, value: object) -> None:
-    """Print a sentence and a value to copy, without markup and on one line."""
+    """Print a sentence and a value to copy, without markup and on one line; a path relative to the working folder."""
+    value = relative(value) if isinstance(value, Path) else value
     Console(highlight=False).print(Text.assemble(text, (str(value), "bold")), soft_wrap=True)
 
 

@@ -75,7 +75,7 @@ def run_one(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[s
     if summary.fit and summary.report:
         for line in answers(summary.fit):
             console.print(Text(line))
-        say("Report: ", relative(summary.report))
+        say("Report: ", summary.report)
         if summary.copy:
             say("A copy of all results: ", summary.copy)
     return summary.failed, not summary.fit

@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from analysis.errors import InputError
-from study.commands.output import relative, say, text_table
+from study.commands.output import say, text_table
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.plan.table import duration, short
@@ -35,10 +35,8 @@ def refuse_series(spec: StudySpec, doing: str) -> None:
 def plan(spec: StudySpec) -> tuple[dict[str, Any], RenderableType]:
     """The plans of all members as one document with totals, and for a terminal one line per member."""
     plans = {value: make_plan(one) for value, one in members(spec).items()}
-    documents: list[dict[str, Any]] = [
-        {"value": value, "plan": one.to_json()} for value, one in plans.items()
-    ]
-    each = [one["plan"]["totals"] for one in documents]
+    listed: list[Any] = [{"value": value, "plan": one.to_json()} for value, one in plans.items()]
+    each = [one["plan"]["totals"] for one in listed]
     totals = {
         name: None if None in (summands := [one[name] for one in each]) else sum(summands) for name in each[0]
     }
@@ -52,7 +50,7 @@ def plan(spec: StudySpec) -> tuple[dict[str, Any], RenderableType]:
     notes = dict.fromkeys(note for one in plans.values() for note in one.notes)
     view = Group(table, *(Text(line, style="dim") for line in (*notes, "--json lists every cell")))
     head = {"name": spec.name, "description": spec.description, "vary": spec.vary}
-    return {**head, "totals": totals, "members": documents}, view
+    return {**head, "totals": totals, "members": listed}, view
 
 
 def run(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[str, str] | None, bool]:
@@ -80,7 +78,7 @@ def run(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[str, 
         return failed, True
     for line in json.loads((page.parent / "series.json").read_text())["answers"]:
         console.print(Text(line))
-    say("Series: ", relative(page))
+    say("Series: ", page)
     written = [paths.folder / name for name in (SERIES, "series.json", "report.html", "figures")]
     if paths.is_shared and (copy := copy_results(paths, written, console)):
         say("A copy of its page: ", copy)
@@ -88,14 +86,10 @@ def run(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[str, 
 
 
 def write_page(spec: StudySpec, results: Path, out: Path | None, *, renew: bool, **options: Any) -> Path:
-    """Write the page of a series into `out`, by default its folder.
+    """Write the page of a series into `out`, by default its folder; with `renew` also the report of every member.
 
-    With `renew` the report of every member is written anew, into its folder or below `out`. Members without rows are
-    left out; options are those of `analysis.fit.document.fit`.
-
-    Raises:
-        NoRowsError: no member has a row with a usable loss.
-        OtherStudyError: the folder of the series belongs to a study or to another series.
+    Options are those of `analysis.fit.document.fit`. Raises NoRowsError if no member has a row with a usable loss, and
+    OtherStudyError if the folder of the series is that of a study or of another series.
     """
     from analysis.fit.series import Member
     from analysis.report.series_page import write_series

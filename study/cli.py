@@ -106,13 +106,7 @@ def main() -> None:
         # Our code raises a ConnectionError only for a storage that cannot be reached, and names it.
         _fail(str(error))
     except OSError as error:
-        # A file of a folder that the user named and that does not exist.
-        named = (
-            isinstance(error.filename, str | bytes | os.PathLike) and Path(os.fsdecode(error.filename)).parent
-        )
-        if error.errno not in _USER_ERRNO and not (
-            error.errno == errno.ENOENT and named and not named.is_dir()
-        ):
+        if error.errno not in _USER_ERRNO and not _folder_is_missing(error):
             raise
         where = shortened(str(error.filename or "the results folder"), 200)
         _fail(
@@ -446,3 +440,10 @@ def schema() -> None:
     from study.spec.schema import json_schema
 
     print(json.dumps(json_schema(), indent=1))
+
+
+def _folder_is_missing(error: OSError) -> bool:
+    """Whether a file could not be made because the folder that the user named does not exist."""
+    name = error.filename
+    is_path = error.errno == errno.ENOENT and isinstance(name, str | bytes | os.PathLike)
+    return is_path and not Path(os.fsdecode(name)).parent.is_dir()

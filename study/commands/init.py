@@ -101,10 +101,12 @@ def init(name: str, data: Path | None, hours: float, device: str | None, folder:
     @functools.cache
     def study_of(budget: float) -> tuple[Plan, str]:
         """The plan of the study with this largest budget, and the text of its file."""
-        values = head | _values(data, device, budget)
-        raw = yaml.safe_load(TEMPLATE.format(cells="", time="", **values))
+        values = _values(data, device, budget)
+        # Without the head: a name that the spec refuses may hold a line break.
+        raw = yaml.safe_load(TEMPLATE.format(cells="", time="", **dict.fromkeys(head, ""), **values))
         plan = make_plan(parse_spec({"name": name, **raw}, f"the study {name}"))
-        return plan, TEMPLATE.format(cells=len(plan.cells), time=duration(plan.hours * 3600), **values)
+        time = duration(plan.hours * 3600)
+        return plan, TEMPLATE.format(cells=len(plan.cells), time=time, **head, **values)
 
     fitting = bisect.bisect_right(budgets, hours, key=lambda budget: study_of(budget)[0].hours)
     if not fitting:

@@ -263,11 +263,10 @@ def _planned_depth(plan: Plan, following: NextDepth) -> NextDepth:
         return following
     depths = sorted({*spec.frontier.depths, following.depth})
     following = replace(following, how=f"frontier.depths=[{','.join(map(str, depths))}]")
-    cells: list[PlannedCell] = []
+    found = shapes(spec.frontier.model_copy(update={"depths": depths}))
+    more = [one for one in found if one.shape.depth == following.depth]
     try:
-        for found in shapes(spec.frontier.model_copy(update={"depths": depths})):
-            if found.shape.depth == following.depth:
-                cells += plan.planner.cells(found, spec.training.seed_values)
+        cells = [cell for one in more for cell in plan.planner.cells(one, spec.training.seed_values)]
     except SpecError:  # the option itself reports why a shape cannot be trained
         return following
     if not cells:

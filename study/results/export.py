@@ -60,16 +60,15 @@ class Kept:
     record: Record | None
     problem: str = ""
 
-    def is_asked(self, cell: str) -> bool:
-        """Whether `cell` is the key of the folder, its first digits, or the name in its record."""
-        return _is_asked(cell, self.folder.name, self.record.cell.name if self.record else "")
+    @property
+    def name(self) -> str:
+        """The cell's name; empty without a record."""
+        return self.record.cell.name if self.record else ""
 
     def __str__(self) -> str:
         if self.record is None:
             return f"{self.folder.name} (of {self.study.name}, its record cannot be read)"
-        return (
-            f"{self.folder.name} ({self.record.cell.name} of {self.study.name}, loss {self.record.loss:.4f})"
-        )
+        return f"{self.folder.name} ({self.name} of {self.study.name}, loss {self.record.loss:.4f})"
 
 
 def export_cell(study: str, cell: str, out: Path, results: Path) -> dict[str, Any]:
@@ -136,7 +135,7 @@ def find(study: str, cell: str, results: Path) -> Kept:
     name = study if (results / study / SPEC).is_file() else load_spec(study).name
     paths = study_paths_of(results / name)
     kept = _all_kept(paths)
-    found = [one for one in kept if one.is_asked(cell)]
+    found = [one for one in kept if _is_asked(cell, one.folder.name, one.name)]
     where = f"study {name!r} in {results}"
     if len(found) > 1:
         raise SpecError(

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from analysis.law.shape import Shape
     from analysis.runs.table import Count, RunTable
     from interplay.answer import Answer, StudyPlan
+    from study.results.answer import Runs
     from study.results.recommend import NamedFit
-    from study.results.sources import Runs
     from study.spec.study import StudySpec
 
 __all__ = ["audit", "fit", "load_spec", "plan", "read", "recommend", "report", "run"]
@@ -88,7 +88,7 @@ def run(spec: "str | Path | StudySpec", *changes: str, results: str | Path = "re
     from interplay.answer import Answer, reasons
     from study.commands.output import refuse_file
     from study.errors import SpecError
-    from study.results.sources import study_runs
+    from study.results.answer import study_runs
     from study.run.runner import run_study
 
     study, folder = _one_study(spec, changes, "run"), Path(results)
@@ -153,8 +153,7 @@ def fit(
         InputError: as of `read`; no row can be used, or the level or the tokens are wrong.
     """
     from interplay.answer import Answer
-    from study.commands.fit import fit_source
-    from study.results.sources import StudyRuns
+    from study.results.answer import StudyRuns, fit_source
 
     runs = _runs(source, changes, results, count, uri, columns)
     failed = runs.failed if isinstance(runs, StudyRuns) else {}
@@ -181,10 +180,9 @@ def recommend(
         InputError: not one of `law` and `fit`, the size or the law is wrong, the file cannot be read, or the fit has no
             answer at N.
     """
-    from study.results.recommend import read_number
     from study.results.recommend import recommend as recommended
 
-    _, (shape,) = recommended(_named(fit), law, [read_number(params)], within)
+    _, (shape,) = recommended(_named(fit), law, [params], within)
     return shape
 
 
@@ -256,7 +254,7 @@ def _runs(
     columns: dict[str, str],
 ) -> "Runs":
     from study.commands.series import refuse_series
-    from study.results.sources import Reading
+    from study.results.answer import Reading
     from study.spec.study import StudySpec
 
     if isinstance(source, StudySpec):

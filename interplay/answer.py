@@ -107,9 +107,9 @@ class Answer:
         Raises:
             InputError: this is no size, or the fit has no answer there.
         """
-        from study.results.recommend import NamedFit, read_number, recommend
+        from study.results.recommend import NamedFit, recommend
 
-        _, (shape,) = recommend(NamedFit(self.title, self.fit), None, [read_number(params)], within)
+        _, (shape,) = recommend(NamedFit(self.title, self.fit), None, [params], within)
         return shape
 
     def figures(self) -> dict[str, Figure]:

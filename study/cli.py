@@ -19,8 +19,6 @@ from analysis.files import to_json
 from analysis.law.near_optimal import WITHIN
 from study.cluster.cli import app as cluster_app
 from study.commands.output import show
-from study.commands.theory import app as theory_app
-from study.errors import SpecError
 from trainables.errors import LONGEST_MESSAGE, InputError, shortened
 
 #: Exit status for wrong input; `study.commands.run` has those of a run.
@@ -33,12 +31,7 @@ _USER_ERRNO = {
 }
 RESULTS = Path("results")
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.add_typer(theory_app, name="theory")
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(cluster_app, name="cluster")
 
 
@@ -109,7 +102,7 @@ def main() -> None:
     except MissingColumnsError as error:
         flags = [part for ours, theirs in error.columns.items() for part in ("--column", f"{ours}={theirs}")]
         _fail(f"{error} Try: {shlex.join(['interplay', *sys.argv[1:], *flags])}")
-    except (SpecError, InputError, AnalysisError, ConnectionError) as error:
+    except (InputError, AnalysisError, ConnectionError) as error:
         # Our code raises a ConnectionError only for a storage that cannot be reached, and names it.
         _fail(str(error))
     except OSError as error:
@@ -179,7 +172,7 @@ def try_(
     as_json: JsonOption = False,
 ) -> None:
     """Time a few steps of a study's cells on this machine. Its plans use the times from then on."""
-    from study.commands.try_steps import try_steps
+    from study.commands.plan import try_steps
 
     try_steps(spec, changes or (), results, as_json=as_json)
 
@@ -199,15 +192,15 @@ def run(
     """Train what a study lacks, fit, and write its report. Run it again to resume."""
     from study.commands import run as verb
 
-    named = {"resources.slots": slots, "resources.device": device}
-    short = [f"{key}={value}" for key, value in named.items() if value is not None]
-    raise typer.Exit(verb.run(spec, [*(changes or ()), *short], results, RESULTS))
+    keys = {"resources.slots": slots, "resources.device": device}
+    more = [f"{key}={value}" for key, value in keys.items() if value is not None]
+    raise typer.Exit(verb.run(spec, [*(changes or ()), *more], results, RESULTS))
 
 
 @app.command()
 def presets(as_json: JsonOption = False) -> None:
     """List the built-in studies: question, cost and recorded result."""
-    from study.commands.presets import catalogue, catalogue_view
+    from study.commands.plan import catalogue, catalogue_view
 
     records = catalogue()
     show(records, catalogue_view(records), as_json=as_json)
@@ -268,17 +261,12 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show what of a study is done, running, failed or missing. Without a spec, list all studies."""
-    from study.commands.series import status as of_series
     from study.results.status import status as of_study
     from study.results.status import status_of_all
     from study.spec.study import load_spec
 
-    if spec is None:
-        show(*status_of_all(results), as_json=as_json)
-        return
-    loaded = load_spec(spec, changes or ())
-    document, view = (of_study if loaded.vary is None else of_series)(loaded, results)
-    show(document, view, as_json=as_json)
+    found = status_of_all(results) if spec is None else of_study(load_spec(spec, changes or ()), results)
+    show(*found, as_json=as_json)
 
 
 @app.command()
@@ -310,7 +298,7 @@ def fit(
 ) -> None:
     """Find the crossings of a run table and fit the threshold law."""
     from study.commands import fit as verb
-    from study.results.sources import Reading
+    from study.results.answer import Reading
 
     reading = Reading(runs, changes or (), column or (), count, tokens, results, uri, level)
     verb.fit(reading, out, as_json=as_json)
@@ -333,7 +321,7 @@ def report(
 ) -> None:
     """Write the page, figures and tables of a study or run table. Those of a study are written anew."""
     from study.commands import fit as verb
-    from study.results.sources import Reading
+    from study.results.answer import Reading
 
     reading = Reading(runs, changes or (), column or (), count, tokens, results, uri, level)
     verb.report(reading, out)
@@ -351,11 +339,10 @@ def recommend(
     as_json: JsonOption = False,
 ) -> None:
     """Give the best depth and width for a size. With an interval, from a study's fit or a published law."""
-    from study.results.recommend import read_number
+    from study.commands.output import recommendation_table
     from study.results.recommend import recommend as recommended
-    from study.results.tables import recommendation_table
 
-    source, shapes = recommended(fit_file, law, [read_number(size) for size in sizes or ()], within)
+    source, shapes = recommended(fit_file, law, sizes or (), within)
     show(to_json(shapes), recommendation_table(source, shapes), as_json=as_json)
 
 
@@ -380,11 +367,9 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Say whether models are too deep or too shallow, by a law."""
-    from study.commands.audit import audit_models, audit_view
+    from study.commands.audit import audit_known, audit_models, audit_view, known_view
 
     if known:
-        from study.commands.audit import audit_known, known_view
-
         models = audit_known(within, figure, others=(configs, depth, width, vocabulary, law, fit_file))
         show([item.to_json() for item in models], known_view(models, within), as_json=as_json)
         return
@@ -459,8 +444,6 @@ def schema() -> None:
 
 def _folder_is_missing(error: OSError) -> bool:
     """Whether a file could not be made because the folder that the user named does not exist."""
-    return (
-        error.errno == errno.ENOENT
-        and isinstance(error.filename, str | bytes | os.PathLike)
-        and not Path(os.fsdecode(error.filename)).parent.is_dir()
-    )
+    name = error.filename
+    is_path = error.errno == errno.ENOENT and isinstance(name, str | bytes | os.PathLike)
+    return is_path and not Path(os.fsdecode(name)).parent.is_dir()

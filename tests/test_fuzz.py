@@ -28,9 +28,9 @@ from analysis.errors import InputError as AnalysisError
 from analysis.fit.document import fit
 from analysis.runs.table import read_runs
 from study.commands import series
+from study.commands.output import fit_table
 from study.plan.plan import make_plan
 from study.plan.table import plan_table
-from study.results.tables import fit_table
 from study.spec.study import load_spec
 from study.spec.yaml_file import preset_names
 from tests.study.small import SMALL

@@ -50,7 +50,7 @@ FLOORS = {
     ],
     "analysis": [
         {"report"},
-        {"design", "audit", "theory"},
+        {"design", "audit"},
         {"fit"},
         {"law"},
         {"curves"},

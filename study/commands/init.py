@@ -1,6 +1,7 @@
 """`interplay init`: write the file of a new study, planned to a given time, with a comment for each choice."""
 
 import bisect
+import functools
 import json
 import math
 import shlex
@@ -9,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from study.errors import SpecError
-from study.plan.plan import make_plan
+from study.plan.plan import Plan, make_plan
 from study.plan.table import duration
 from study.spec.devices import local_device
 from study.spec.schema import json_schema
@@ -22,16 +23,14 @@ SPAN, POINTS = 16, 5
 MOST_HOURS = 100_000
 #: Depths by the largest budget: the deepest must be able to win inside the range. At 1.6e5 parameters 4 layers of
 #: width 58 can; at 2.4e7 the law of Levine et al. 2020 lets 8 layers win from a width of 241, 5.6e6 parameters.
-DEPTHS = ((0.0, (1, 2, 4)), (1e6, (2, 4, 8)), (3e7, (4, 8, 16, 32)))
+DEPTHS = ((0.0, [1, 2, 4]), (1e6, [2, 4, 8]), (3e7, [4, 8, 16, 32]))
 #: Fewest training tokens: shorter trainings end inside the warm-up of small models, and their losses compare speed.
 LEAST_TOKENS = 2_000_000
-#: Largest budgets that are tried: from `SMALLEST` in ratios of `STEP` to `LARGEST`.
+#: Largest budgets that are tried, in ratios of `STEP`.
 SMALLEST, LARGEST, STEP = 5e4, 1e11, 1.05
-#: Widths above the vocabulary limit what the embedding can pass on (Wies et al. 2021).
-BYTES_WIDTH = 256
-
-#: Entries of the BPE vocabulary of models that are wider than that.
-BPE_VOCABULARY = 4096
+#: Widths above the vocabulary limit what the embedding can pass on (Wies et al. 2021): wider models have a vocabulary
+#: of `BPE_VOCABULARY` entries.
+BYTES_WIDTH, BPE_VOCABULARY = 256, 4096
 
 TEMPLATE = """\
 # yaml-language-server: $schema={schema}
@@ -91,39 +90,37 @@ def init(name: str, data: Path | None, hours: float, device: str | None, folder:
         raise SpecError(f"--data {data} does not exist; name a file or a folder of text.")
     device = device or local_device()
     budgets = [SMALLEST * STEP**power for power in range(math.ceil(math.log(LARGEST / SMALLEST, STEP)))]
-    plans = {}
+    options = [f"--data {shlex.quote(str(data))}"] if data is not None else []
+    options += [f"--hours {hours:g}", f"--device {device}"]
+    head = {
+        "schema": SCHEMA,
+        "command": " ".join(["interplay init", shlex.quote(name), *options]),
+        "file": shlex.quote(file.name),
+    }
 
-    def planned_hours(budget: float) -> float:
+    @functools.cache
+    def study_of(budget: float) -> tuple[Plan, str]:
+        """The plan of the study with this largest budget, and the text of its file."""
         values = _values(data, device, budget)
-        raw = yaml.safe_load(TEMPLATE.format(schema="", command="", cells="", time="", file="", **values))
-        plans[budget] = make_plan(parse_spec({"name": name, **raw}, f"the study {name}"))
-        return float(plans[budget].to_json()["totals"]["hours"])
+        # Without the head: a name that the spec refuses may hold a line break.
+        raw = yaml.safe_load(TEMPLATE.format(cells="", time="", **dict.fromkeys(head, ""), **values))
+        plan = make_plan(parse_spec({"name": name, **raw}, f"the study {name}"))
+        time = duration(plan.hours * 3600)
+        return plan, TEMPLATE.format(cells=len(plan.cells), time=time, **head, **values)
 
-    fitting = bisect.bisect_right(budgets, hours, key=planned_hours)
+    fitting = bisect.bisect_right(budgets, hours, key=lambda budget: study_of(budget)[0].hours)
     if not fitting:
-        least = duration(planned_hours(SMALLEST) * 3600)
+        least = duration(study_of(SMALLEST)[0].hours * 3600)
         raise SpecError(
             f"--hours {hours:g} is too short: the smallest study takes {least} on {device}; give more."
         )
-    budget = budgets[fitting - 1]
-    time, plan = duration(planned_hours(budget) * 3600), plans[budget]
-    options = [f"--hours {hours:g}", f"--device {device}"]
-    if data is not None:
-        options.insert(0, f"--data {shlex.quote(str(data))}")
-    text = TEMPLATE.format(
-        schema=SCHEMA,
-        command=" ".join(["interplay init", shlex.quote(name), *options]),
-        cells=len(plan.cells),
-        time=time,
-        file=shlex.quote(file.name),
-        **_values(data, device, budget),
-    )
+    plan, text = study_of(budgets[fitting - 1])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SCHEMA).write_text(json.dumps(json_schema(), indent=1), encoding="utf-8")
     file.write_text(text, encoding="utf-8")
     shown = shlex.quote(str(file))
     return [
-        f"{file}: {len(plan.cells)} cells, about {time} on {device}.",
+        f"{file}: {len(plan.cells)} cells, about {duration(plan.hours * 3600)} on {device}.",
         *plan.notes,
         f"Next: interplay plan {shown}, then interplay run {shown}",
     ]
@@ -132,14 +129,14 @@ def init(name: str, data: Path | None, hours: float, device: str | None, folder:
 def _values(data: Path | None, device: str, budget: float) -> dict[str, object]:
     """Return the values of `TEMPLATE` for a largest budget of N parameters."""
     depths = next(depths for least, depths in reversed(DEPTHS) if budget >= least)
-    widest = math.sqrt(budget / (12 * depths[0]))
+    is_wide = math.sqrt(budget / (12 * depths[0])) > BYTES_WIDTH
     source = [
         "  # The Python sources of this machine; for your own text `path: FILE or FOLDER` instead.",
         "  kind: python-source",
     ]
     if data is not None:
         source = [f"  path: {json.dumps(str(data.resolve()), ensure_ascii=False)}"]
-    if widest > BYTES_WIDTH:
+    if is_wide:
         source += [
             "  # A model wider than its vocabulary gains little from the width (Wies et al. 2021).",
             "  tokenizer: bpe",
@@ -147,8 +144,8 @@ def _values(data: Path | None, device: str, budget: float) -> dict[str, object]:
         ]
     return {
         "data": "\n".join(source),
-        "depths": list(depths),
-        "heads": 2 if widest <= BYTES_WIDTH else 8,
+        "depths": depths,
+        "heads": 8 if is_wide else 2,
         "smallest": f"{_rounded(budget / SPAN):_}",
         "largest": f"{_rounded(budget):_}",
         "points": POINTS,

@@ -1,42 +1,46 @@
-"""The output of the verbs: JSON documents, sentences with a value to copy, paths."""
+"""What the verbs print: JSON documents, tables, and sentences with a value to copy."""
 
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from analysis.tables import Column, Table
+from analysis.law.shape import Measured, Shape
+from analysis.numbers import counted, ends, human, layers, percent, short, span
+from analysis.tables import EMPTY, Column, Columns, Table, table_of
 from study.errors import SpecError
-from study.results.tables import rich_table
+from study.results.recommend import LEAST_TRIALS
 
-#: Columns of output that goes to a file or a pipe.
+if TYPE_CHECKING:
+    # A recommendation from a published law loads no numerical library.
+    from analysis.fit.document import Fit
+
+#: Width of output that goes to a file or a pipe, where rich would take 80 columns.
 FILE_COLUMNS = 120
+#: Reasons of left-out rows that are listed.
+MOST_REASONS = 3
 
 
 def show(document: object, view: RenderableType, *, as_json: bool) -> None:
     """Print one JSON document, or its view for the terminal."""
     if as_json:
         print(json.dumps(document, indent=2, allow_nan=False))
-    else:
-        # A file has no width; rich would take 80 columns.
-        is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-        console = Console(highlight=False, width=FILE_COLUMNS if is_file else None)
-        console.print(view, soft_wrap=isinstance(view, Text))
-
-
-def text_table(
-    title: str, names: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str]
-) -> RenderableType:
-    """Return a table for the terminal; the columns in `left` are aligned to the left, the others to the right."""
-    return rich_table(Table(title, tuple(Column(name, right=name not in left) for name in names), rows))
+        return
+    is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    console = Console(highlight=False, width=FILE_COLUMNS if is_file else None)
+    console.print(view, soft_wrap=isinstance(view, Text))
 
 
 def say(text: str, value: object) -> None:
-    """Print a sentence and a value to copy, without markup and on one line."""
+    """Print a sentence and a value to copy, without markup and on one line; a path relative to the working folder."""
+    value = relative(value) if isinstance(value, Path) else value
     Console(highlight=False).print(Text.assemble(text, (str(value), "bold")), soft_wrap=True)
 
 
@@ -49,3 +53,135 @@ def refuse_file(folder: Path, option: str) -> None:
     """Raise a `SpecError` if an option names a file instead of a folder."""
     if folder.exists() and not folder.is_dir():
         raise SpecError(f"{option} {folder} is a file; name a folder, existing or not.")
+
+
+def text_table(
+    title: str, names: Sequence[str], rows: Sequence[Sequence[str | None]], left: Sequence[str]
+) -> RenderableType:
+    """Return a table for the terminal; the columns in `left` are aligned to the left, the others to the right."""
+    return rich_table(Table(title, tuple(Column(name, right=name not in left) for name in names), rows))
+
+
+def rich_table(table: Table) -> RenderableType:
+    """Return a table for a terminal; `under` columns become separate columns, unless they are empty."""
+    # Padding on one side only, so that the tables fit into 80 columns.
+    view = RichTable(
+        title=table.title or None, box=None, title_justify="left", header_style="dim", padding=(0, 1, 0, 0)
+    )
+    shown = []
+    for index, column in enumerate(table.columns):
+        if column.where != "page" and (not column.under or any(row[index] for row in table.rows)):
+            shown.append((index, column))
+            view.add_column(column.name, justify="right" if column.right else "left")
+    for row in table.rows:
+        view.add_row(*(_cell(column, row[index]) for index, column in shown))
+    return view
+
+
+def _cell(column: Column, text: str | None) -> Text:
+    if text is None:
+        return Text("" if column.under else EMPTY)
+    return Text(text, style="yellow" if column.look == "tag" and text == "outside" else "")
+
+
+def _dim(*texts: str) -> list[RenderableType]:
+    return [Text(text, style="dim") for text in texts if text]
+
+
+def fit_table(result: "Fit") -> RenderableType:
+    """Return the answer, then crossings, law, alternatives and best shapes as tables for a terminal."""
+    from analysis.fit.sentences import answers, law_sentence, noise_sentence
+    from analysis.report.tables import best_table, crossings_table, laws_table, rate_shifts_table
+
+    parts: list[RenderableType] = [*(Text(sentence) for sentence in answers(result)), Text("")]
+    if (crossings := crossings_table(result)) is not None:
+        parts += [rich_table(crossings), *_dim(crossings.note)]
+    parts.append(Text(law_sentence(result), style="" if result.law.status == "ok" else "yellow"))
+    if max((len(item.trials) for item in result.held_out), default=0) >= LEAST_TRIALS:
+        parts.append(rich_table(laws_table(result)))
+    more = (best_table(result), rate_shifts_table(result))
+    parts += [rich_table(table) for table in more if table is not None]
+    repeats = result.epochs.sentence if result.epochs else ""
+    parts += _dim(" ".join(filter(None, (repeats, noise_sentence(result)))), _left_out_text(result))
+    return Group(*parts, *(Text(text, style="yellow") for text in result.warnings))
+
+
+def _left_out_text(result: "Fit") -> str:
+    """How many rows are left out, and the most frequent reasons; empty if all are used."""
+    count = len(result.left_out)
+    if not count:
+        return ""
+    reasons = Counter(str(item["reason"]) for item in result.left_out).most_common()
+    parts = [f"{number} × {reason}" for reason, number in reasons[:MOST_REASONS]]
+    if len(reasons) > MOST_REASONS:
+        parts.append(f"and {counted(len(reasons) - MOST_REASONS, 'other reason')}")
+    used = f"{result.used} of {result.used + count} rows are used"
+    return f"{used}. Left out: {'; '.join(parts)}. fit.json has each row's."
+
+
+def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType:
+    """Return recommended shapes as a table for a terminal, with a note on the intervals."""
+    level = next((shape.level for shape in shapes if shape.level is not None), None)
+    interval = "interval" if level is None else percent(level)
+    columns: Columns = {
+        Column("N"): lambda shape: short(shape.params),
+        Column("depth L*"): lambda shape: shape.depth and str(shape.depth),
+        Column(interval, under="depth L*"): lambda shape: span(shape.depth_interval),
+        Column("width d*"): lambda shape: shape.width and str(shape.width),
+        Column(interval, under="width d*"): lambda shape: span(shape.width_interval),
+        Column("measured range", right=False, look="tag"): lambda shape: (
+            "outside" if shape.extrapolated else "inside"
+        ),
+    }
+    notes = []
+    if any(shape.transition for shape in shapes):
+        columns[Column("overtaken at")] = lambda shape: span(shape.transition.params_interval, short)
+        notes.append(
+            f"Intervals: {percent(level or 0)} at fixed N. Overtaken at: the N from which deeper models win."
+        )
+    if any(shape.measured for shape in shapes):
+        columns[Column("best measured there")] = lambda shape: (
+            shape.measured and _best_measured(shape.measured)
+        )
+    if any(shape.unbounded and shape.source not in ("measured", "none") for shape in shapes):
+        notes.append("The laws set no limit on the open side of an interval.")
+    checks = dict.fromkeys(shape.learning_rate for shape in shapes if shape.learning_rate)
+    return Group(
+        *(Text(_sentence(shape)) for shape in shapes if shape.source != "published"),
+        rich_table(table_of(source, shapes, columns)),
+        *_dim(*notes),
+        *_near_optimal_tables(shapes),
+        *map(Text, checks),
+    )
+
+
+def _sentence(shape: Shape) -> str:
+    """The shape that a fit recommends for one N, and by which rule; or why it states none."""
+    at = f"At {human(shape.params)} parameters"
+    if shape.depth is not None:
+        return f"{at}: {layers(shape.depth)} × {shape.width:,} wide, by {shape.law}."
+    found = f"{at} no depth is stated: {shape.reason}."
+    if shape.source != "none":
+        found += f" The laws give {ends(shape.depth_interval)} layers."
+        found += f" The laws agree up to N = {human(shape.agree_to)}." if shape.agree_to else ""
+    return found
+
+
+def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:
+    """Per source of losses: the depths that lose next to nothing at each N, and what L* itself loses."""
+    rows: dict[str, list[tuple[str | None, ...]]] = {}
+    within = 0.0
+    for shape in shapes:
+        if near := shape.near_optimal:
+            within = near.within
+            row = (human(shape.params), near.depths_text, near.lost_text)
+            rows.setdefault(f"by the losses of {near.losses}", []).append(row)
+    names = ("N", f"depths within {within:g} nats of the best", "nats lost by L*")
+    return [text_table(title, names, lines, left=()) for title, lines in rows.items()]
+
+
+def _best_measured(found: Measured) -> str:
+    others = [str(depth) for depth in found.near or () if depth != found.depth]
+    # The best of two depths is weak evidence if many were trained.
+    among = " of 2" if found.compared == 2 else ""
+    return f"depth {found.depth}{among}" + (f" (or {', '.join(others)})" if others else "")

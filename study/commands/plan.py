@@ -1,13 +1,24 @@
-"""`interplay plan`: the cells of a study and their costs, or one cell for training by hand."""
+"""`interplay plan`, `try` and `presets`: the cells of a study and their costs, planned and as timed here."""
 
+import math
 import sys
 from collections.abc import Sequence
+from importlib import resources
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from study.commands import series
-from study.commands.output import show
+from study.commands.output import show, text_table
+from study.errors import SpecError
 from study.plan.plan import Plan, by_hand, make_plan
-from study.plan.table import plan_table
-from study.spec.study import load_spec
+from study.plan.table import duration, plan_table
+from study.spec.study import load_spec, studies
+from study.tracking.study_paths import study_paths
 
 
 def show_plan(spec: str, overrides: Sequence[str], *, as_json: bool) -> None:
@@ -32,3 +43,99 @@ def plan_of_one(spec: str, overrides: Sequence[str], doing: str) -> Plan:
     loaded = load_spec(spec, overrides)
     series.refuse_series(loaded, doing)
     return make_plan(loaded)
+
+
+def try_steps(spec: str, overrides: Sequence[str], results: Path, *, as_json: bool) -> None:
+    """Pack the data, time a few steps of the cells and print them; later plans on this machine use the times.
+
+    Raises:
+        SpecError: a series, or each cell takes several devices, or a cell cannot be trained.
+        DataError: the data cannot be used.
+    """
+    from study.run.packing import packed
+    from study.run.step_timing import time_steps, tried_cells
+
+    plan = plan_of_one(spec, overrides, "`try`")
+    loaded, layouts = plan.planner.spec, plan.planner.layouts
+    if not tried_cells(plan):
+        raise SpecError(
+            f"every cell of {loaded.name!r} takes several devices, and `try` times cells of one device only."
+        )
+    paths = study_paths(loaded, results.resolve())
+    progress = Console(stderr=True, quiet=as_json)
+    packed(loaded.data, loaded.training.context, paths.data, plan.cells[0].cell.data_key, progress)
+    with progress.status("timing a few steps"):
+        timed = time_steps(plan, paths.data)
+    after = make_plan(loaded)
+    cells: list[dict[str, Any]] = []
+    rows = []
+    for planned, times in timed:
+        seconds = layouts.choose(planned.cell.shape).cost.step_seconds
+        utilisation = None
+        if layouts.device.is_gpu:
+            utilisation = times.flops_per_second / layouts.device.peak[plan.precision]
+        name = f"L{planned.cell.shape.depth} d{planned.cell.shape.width}"
+        cells.append(
+            {
+                "cell": name,
+                "step_seconds": times.step_seconds,
+                "planned_step_seconds": seconds,
+                "memory_bytes": times.memory_bytes,
+                "planned_memory_bytes": planned.memory_bytes,
+                "utilisation": utilisation,
+            }
+        )
+        both_seconds = (f"{1000 * value:.3g} ms" for value in (times.step_seconds, seconds))
+        both_bytes = (f"{value / 1e6:,.0f} MB" for value in (times.memory_bytes, planned.memory_bytes))
+        rows.append((name, *both_seconds, *both_bytes, "-" if utilisation is None else f"{utilisation:.1%}"))
+    names = ("cell", "step", "planned", "memory", "planned", "of the peak")
+    summary = (
+        f"The study takes about {duration(after.hours * 3600)} on {plan.slots} slots (before: "
+        f"{duration(plan.hours * 3600)}). Plans on this machine use these times from now on."
+    )
+    head = {"name": plan.name, "device": plan.device}
+    document = {**head, "cells": cells, "hours": after.hours, "planned_hours": plan.hours}
+    view = Group(text_table(plan.name, names, rows, left=("cell",)), Text(summary))
+    show(document, view, as_json=as_json)
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """Every preset as a record: group, name, description, claim, size, cost, and its recorded result or None."""
+    text = (resources.files("study") / "commands" / "presets.yaml").read_text(encoding="utf-8")
+    records = []
+    for group, presets in yaml.safe_load(text).items():
+        for name, result in presets.items():
+            spec = load_spec(name)
+            plans = [make_plan(one, to_read=True) for one in studies(spec)]
+            records.append(
+                {
+                    "group": group,
+                    **{key: getattr(spec, key) for key in ("name", "description", "claim", "vary")},
+                    "device": plans[0].device,
+                    "slots": plans[0].slots,
+                    "cells": sum(plan.cell_count for plan in plans),
+                    "flops": math.fsum(plan.flops for plan in plans),
+                    "hours": math.fsum(plan.hours for plan in plans),
+                    "cost": None if plans[0].cost is None else math.fsum(plan.cost or 0.0 for plan in plans),
+                    "result": result and {**result, "date": result["date"].isoformat()},
+                }
+            )
+    return records
+
+
+def catalogue_view(records: Sequence[dict[str, Any]]) -> RenderableType:
+    """The presets for a terminal, two lines each in 80 columns: what it asks, and its size and recorded result."""
+    width = max(len(record["name"]) for record in records)
+    lines = []
+    for group, members in groupby(records, key=lambda record: record["group"]):
+        lines += ["", f"[bold]{group}[/]"]
+        for record in members:
+            result = record["result"]
+            seconds = result["seconds"] if result else record["hours"] * 3600
+            size = f"{record['cells']:,} cells, {duration(seconds)}"
+            if not record["device"].startswith("cpu"):
+                size += f" on {record['slots']} {record['device']}"
+            lines.append(f"{record['name']:{width}}  {record['description']}")
+            lines.append(f"  [dim]{size}: {result['text'] if result else 'not run yet'}[/]")
+    lines += ["", "[dim]Times are as recorded on two CPU cores, else estimates; `--json` has both.[/]"]
+    return Group(*(Text.from_markup(line) for line in lines[1:]))

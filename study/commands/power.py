@@ -23,16 +23,17 @@ from study.plan.table import plan_table
 from study.results.recommend import read_fit
 from trainables.errors import did_you_mean
 
-#: The plan is simulated this many times more often than each of its changes, which at least so many studies show.
-FEWER, LEAST_STUDIES = 3, 5
-
 
 @dataclass(frozen=True)
 class Power:
-    """The power of a plan: what was assumed, by the names of `MEANINGS`, the fit file of a pilot, and the results.
+    """The power of a plan.
 
-    `shapes` is the number of shapes, each (depth, width) once; `changes` has the plan as it is, and with more seeds or
-    sizes; `notes` are caveats, in sentences.
+    Attributes:
+        assumptions: by the names of `MEANINGS`.
+        pilot: its fit file.
+        shapes: their number, each (depth, width) once.
+        changes: the plan as it is, and with more seeds or sizes.
+        notes: caveats, in sentences.
     """
 
     assumptions: dict[str, Assumption]
@@ -91,9 +92,14 @@ def plan_power(plan: Plan, assume: Sequence[str], pilot: Path | None, studies: i
     fit = None if pilot is None else read_fit(pilot)
     truth, assumptions = assumed_truth(shapes, parse_assumptions(assume), fit, plan.entropy)
     estimate = simulate_power(truth, shapes, len({one.cell.seed for one in plan.cells}), studies=studies)
-    changes = compare_changes(truth, shapes, estimate, studies=max(LEAST_STUDIES, studies // FEWER))
+    changes = compare_changes(truth, shapes, estimate, studies=_fewer(studies))
     notes = tuple(_notes(plan, len(depths), assumptions))
     return Power(assumptions, None if pilot is None else str(pilot), len(shapes), estimate, changes, notes)
+
+
+def _fewer(studies: int) -> int:
+    """Number of simulations of each change of a plan, which itself has `studies`."""
+    return max(5, studies // 3)
 
 
 def shapes_of_plan(plan: Plan) -> list[Shape]:
@@ -122,9 +128,10 @@ def parse_assumptions(values: Sequence[str]) -> dict[str, float]:
         if name in found:
             raise SpecError(f"--assume gives `{name}` more than once; write each name once.")
         _, low, high = MEANINGS[name]
+        found[name] = math.nan
         with suppress(ValueError):
             found[name] = float(raw)
-        if not low <= found.get(name, math.nan) <= high:
+        if not low <= found[name] <= high:
             raise SpecError(f"--assume {text!r}: `{name}` must be a number between {low:g} and {high:g}.")
     if len(alone := found.keys() & {"a", "b"}) == 1:
         raise SpecError(
@@ -134,38 +141,27 @@ def parse_assumptions(values: Sequence[str]) -> dict[str, float]:
 
 
 def _notes(plan: Plan, depths: int, assumptions: Mapping[str, Assumption]) -> list[str]:
-    notes = []
-    if not plan.search.is_grid:
-        notes.append(
-            f"The search ({plan.search.sampler}) chooses its own cells; the simulation trains all those listed."
-        )
     rates = len({planned.lr_factor for planned in plan.cells})
-    if rates > 1:
-        notes.append(
-            f"Each shape has {rates} learning rates; it counts here once, at the best of them, without the noise that "
-            "choosing the best adds."
-        )
-    if DEFAULT in assumptions["misfit_sd"].source:
-        notes.append(
-            "Shapes are assumed to lie on power laws. If they do not (--assume misfit_sd=NATS), more seeds help less "
-            "than shown."
-        )
-    if depths == 2:
-        notes.append("Two depths have one crossing, and a law needs two crossings: plan a third depth.")
-    if depths == 3:
-        notes.append("Two crossings give no interval of b and no projected depth: plan a fourth depth.")
-    return notes
+    notes = {
+        f"The search ({plan.search.sampler}) chooses its own cells; the simulation trains all those listed.": (
+            not plan.search.is_grid
+        ),
+        f"Each shape has {rates} learning rates; it counts here once, at the best of them, without the noise that "
+        "choosing the best adds.": rates > 1,
+        "Shapes are assumed to lie on power laws. If they do not (--assume misfit_sd=NATS), more seeds help less "
+        "than shown.": DEFAULT in assumptions["misfit_sd"].source,
+        "Two depths have one crossing, and a law needs two crossings: plan a third depth.": depths == 2,
+        "Two crossings give no interval of b and no projected depth: plan a fourth depth.": depths == 3,
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def power_view(power: Power) -> RenderableType:
     """Render the power of a plan for a terminal of 80 columns."""
     estimate, now, assumed = power.estimate, power.changes[0], power.assumptions
-    fewer = max(LEAST_STUDIES, estimate.studies // FEWER)
+    studies = f"{estimate.studies} simulated studies, {now.shapes} shapes, seeds: {now.seeds}"
     return Group(
-        Text(
-            f"power: {estimate.studies} simulated studies, {now.shapes} shapes, seeds: {now.seeds}",
-            style="italic",
-        ),
+        Text(f"power: {studies}", style="italic"),
         text_table(
             f"assumed (pilot: {power.pilot})" if power.pilot else "assumed",
             ("name", "value", "what", "source"),
@@ -186,7 +182,7 @@ def power_view(power: Power) -> RenderableType:
             style="dim",
         ),
         Text(),
-        *(Text(line) for line in _law_lines(estimate, assumed["b"].value)),
+        *map(Text, _law_lines(estimate, assumed["b"].value)),
         Text(),
         text_table(
             "the interval of b with more seeds or sizes",
@@ -195,8 +191,8 @@ def power_view(power: Power) -> RenderableType:
             left=("change",),
         ),
         Text(
-            f"Medians over {fewer} studies each, with the same noise; an open interval counts as infinitely wide. "
-            "Cost: the sum of N over all cells, for equal tokens.",
+            f"Medians over {_fewer(estimate.studies)} studies each, with the same noise; an open interval counts as "
+            "infinitely wide. Cost: the sum of N over all cells, for equal tokens.",
             style="dim",
         ),
         *(Text(note, style="yellow") for note in power.notes),
@@ -204,12 +200,12 @@ def power_view(power: Power) -> RenderableType:
 
 
 def _crossing_row(pair: PairPower) -> tuple[str, ...]:
-    unclear = pair.statuses["ambiguous"] + pair.statuses["insufficient"]
-    sides = (pair.statuses[name] for name in ("bracketed", "left_censored", "right_censored"))
+    found = pair.statuses
+    unclear = found["ambiguous"] + found["insufficient"]
+    shares = (found["bracketed"], found["left_censored"], found["right_censored"], unclear, pair.closed)
     ratio = "-" if pair.ratio is None else f"x{pair.ratio:.2f}"
-    shares = (_share(value) for value in (*sides, unclear, pair.closed))
-    name = f"{pair.shallow} → {pair.deep}"
-    return name, short(pair.params), f"{pair.width:.0f}", *shares, ratio, _share(pair.coverage)
+    sizes = (short(pair.params), f"{pair.width:.0f}")
+    return f"{pair.shallow} → {pair.deep}", *sizes, *map(_share, shares), ratio, _share(pair.coverage)
 
 
 def _change_row(change: Change, now: float | None) -> tuple[str, ...]:
@@ -219,24 +215,25 @@ def _change_row(change: Change, now: float | None) -> tuple[str, ...]:
 
 
 def _law_lines(estimate: PowerEstimate, b: float) -> list[str]:
-    share = estimate.statuses
-    lines = [
-        f"law: bounded in {_share(share['ok'])} of the studies, open on a side in {_share(share['open'])}, "
-        f"none in {_share(share['insufficient'] + share['not_converged'])}."
-    ]
+    found = estimate.statuses
+    line = (
+        f"law: bounded in {_share(found['ok'])} of the studies, open on a side in {_share(found['open'])}, "
+        f"none in {_share(found['insufficient'] + found['not_converged'])}."
+    )
     if estimate.b_width is not None:
-        lines[0] += (
+        line += (
             f" Median width of the interval of b: {digits(estimate.b_width)} around {b:.3g} "
             f"({estimate.b_width / b:.0%} of it); it contains the true b in {_share(estimate.b_coverage)}."
         )
-    if estimate.band is not None:
-        low, high = ("no limit" if end is None else f"{end:.1f}" for end in estimate.band)
-        lines.append(
-            f"Projected to N = {short(estimate.ahead_params)}, ten times the largest size: depth "
-            f"{estimate.ahead_depth:.1f}, median interval: {low} to {high}; {_share(estimate.stated)} of the studies "
-            "state a depth, the others an interval only."
-        )
-    return lines
+    if estimate.band is None:
+        return [line]
+    low, high = ("no limit" if end is None else f"{end:.1f}" for end in estimate.band)
+    return [
+        line,
+        f"Projected to N = {short(estimate.ahead_params)}, ten times the largest size: depth "
+        f"{estimate.ahead_depth:.1f}, median interval: {low} to {high}; {_share(estimate.stated)} of the studies "
+        "state a depth, the others an interval only.",
+    ]
 
 
 def _share(value: float | None) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from analysis.numbers import counted
 from study.commands import series
 from study.commands.output import refuse_file, relative, say
 from study.errors import SpecError
@@ -28,38 +29,42 @@ def run(spec: str, overrides: Sequence[str], results: Path, default_results: Pat
     loaded = load_spec(spec, overrides)
     refuse_file(results, "--results")
     tracking_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
-    where = [] if results == default_results else ["--results", str(results)]
-    again, status = (shlex.join([*program(), verb, spec, *overrides, *where]) for verb in ("run", "status"))
-    run_any = _run_study if loaded.vary is None else series.run
+
+    def command(verb: str, changes: Sequence[str] = overrides) -> str:
+        where = [] if results == default_results else ["--results", str(results)]
+        return shlex.join([*program(), verb, spec, *changes, *where])
+
     try:
+        run_any = run_one if loaded.vary is None else series.run
         failed, empty = run_any(loaded, results, Console(highlight=False))
     except OtherStudyError as error:
-        new = _own_folder(loaded, overrides, results, shares=error.shares)
-        own = shlex.join([*program(), "run", spec, *new, *where])
+        # A folder of its own: NAME-2 or the next that is free.
+        name = next(
+            free for n in itertools.count(2) if not (results / (free := f"{loaded.name}-{n}")).exists()
+        )
+        own = [text for text in overrides if not text.startswith(("name=", "tracking.experiment="))]
+        own += [f"name={name}", *([f"tracking.experiment={loaded.experiment}"] if error.shares else [])]
         shared = ", with the finished cells of both" if error.shares else ""
-        raise SpecError(f"{error} Run it in a folder of its own{shared}: {own}") from error
+        raise SpecError(f"{error} Run it in a folder of its own{shared}: {command('run', own)}") from error
     if failed is None:
-        say("Stopped. Nothing is lost; resume with: ", again)
+        say("Stopped. Nothing is lost; resume with: ", command("run"))
         return STOPPED
     if failed:
         first = next(iter(failed.values())).strip().rstrip(".")
-        count = "1 cell" if len(failed) == 1 else f"{len(failed)} cells"
-        say(f"{count} failed, the first because: {first}. Try again with: ", again)
+        say(
+            f"{counted(len(failed), 'cell')} failed, the first because: {first}. Try again with: ",
+            command("run"),
+        )
     if empty:
-        others = "all others diverged" if failed else "every cell diverged"
-        say(f"Nothing to fit: no cell has a loss that can be used; {others}. For each reason: ", status)
+        rest = "all others diverged" if failed else "every cell diverged"
+        say(
+            f"Nothing to fit: no cell has a loss that can be used; {rest}. For each reason: ",
+            command("status"),
+        )
     return FAILED if failed or empty else 0
 
 
-def _own_folder(spec: StudySpec, overrides: Sequence[str], results: Path, *, shares: bool) -> list[str]:
-    """Return the overrides of a study with a folder of its own, NAME-2 or the next free one; rows may be shared."""
-    name = next(free for n in itertools.count(2) if not (results / (free := f"{spec.name}-{n}")).exists())
-    kept = [text for text in overrides if not text.startswith(("name=", "tracking.experiment="))]
-    shared = [f"tracking.experiment={spec.experiment}"] if shares else []
-    return [*kept, f"name={name}", *shared]
-
-
-def _run_study(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[str, str] | None, bool]:
+def run_one(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[str, str] | None, bool]:
     """Return why cells failed, by key, or None if the run was stopped; and whether there is nothing to fit."""
     from analysis.fit.sentences import answers
     from study.run import runner
@@ -70,7 +75,7 @@ def _run_study(spec: StudySpec, results: Path, console: Console) -> tuple[Mappin
     if summary.fit and summary.report:
         for line in answers(summary.fit):
             console.print(Text(line))
-        say("Report: ", relative(summary.report))
+        say("Report: ", summary.report)
         if summary.copy:
             say("A copy of all results: ", summary.copy)
     return summary.failed, not summary.fit
@@ -79,17 +84,14 @@ def _run_study(spec: StudySpec, results: Path, console: Console) -> tuple[Mappin
 def program() -> list[str]:
     """Return how this program was started: by a name on PATH, by a path, or as `python -m study`."""
     started = Path(sys.argv[0])
-    if started.name == "__main__.py":
-        return [*_program_at(Path(sys.executable)), "-m", "study"]
-    return _program_at(started)
-
-
-def _program_at(path: Path) -> list[str]:
-    found = shutil.which(path.name)
-    if path.parent == Path() and not path.exists():
-        return [path.name]
+    as_module = started.name == "__main__.py"
+    path = Path(sys.executable) if as_module else started
     # Not resolved: the `python` of a virtual environment is a link to one that lacks the packages.
-    if found and os.path.abspath(found) == os.path.abspath(path):  # noqa: PTH100
-        return [path.name]
-    shown = relative(path.absolute())
-    return [str(shown) if shown.is_absolute() or len(shown.parts) > 1 else f"./{shown}"]
+    found = shutil.which(path.name)
+    is_found = found and os.path.abspath(found) == os.path.abspath(path)  # noqa: PTH100
+    if is_found or (path.parent == Path() and not path.exists()):
+        shown = path.name
+    else:
+        below = relative(path.absolute())
+        shown = str(below) if below.is_absolute() or len(below.parts) > 1 else f"./{below}"
+    return [shown, *(["-m", "study"] if as_module else [])]

@@ -9,12 +9,11 @@ import sys
 import time
 import webbrowser
 from pathlib import Path
-from urllib.parse import urlencode
 
 from rich.console import Console
 
 from study.errors import SpecError
-from study.results.sources import existing, named_store
+from study.results.answer import existing, named_store
 from study.run.interrupts import stop_signals
 from study.tracking.mlflow_store import sqlite_file
 from trainables.storage.storage import shown
@@ -28,7 +27,7 @@ POLL_SECONDS, END_SECONDS = 0.1, 20.0
 def serve(results: Path, host: str, port: int, console: Console, uri: str | None = None) -> None:
     """Run MLflow's server until Ctrl-C, SIGTERM or SIGHUP; of a tracking server, print the address of its page.
 
-    The store is that of the results folder unless `uri` names another; see `study.results.sources.named_store`.
+    The store is that of the results folder unless `uri` names another; see `study.results.answer.named_store`.
 
     Raises:
         SpecError: there is no such store, or the port cannot be used.
@@ -45,22 +44,20 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
         )
     file = sqlite_file(existing(store))
     artifacts = (file.parent if file else results) / "mlartifacts"
-    with socket.socket() as probe:
-        # As servers do: a port in TIME_WAIT is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise SpecError(
-                f"port {port} of {host} cannot be used ({error.strerror}); try --port "
-                f"{port + 1 if port < 65535 else 5000}."
-            ) from error
+    try:
+        # As servers do, it takes a port in TIME_WAIT.
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        raise SpecError(
+            f"port {port} of {host} cannot be used ({error.strerror}); try --port "
+            f"{port + 1 if port < 65535 else 5000}."
+        ) from error
     command = [
         *(sys.executable, "-m", "mlflow", "server"),
         *("--default-artifact-root", artifacts.resolve().as_uri()),
         *("--host", host, "--port", str(port), "--workers", "1"),
     ]
-    page = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    page = f"http://{host}:{port}"
     links = [f"{page}{charts}" for charts in chart_pages(store)]
     console.print(f"MLflow on {page} (starting takes half a minute; Ctrl-C ends it)", markup=False)
     for link in links:
@@ -73,16 +70,20 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
         # Else five idle job workers take 6 % of a core each.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
-    opens = len(links) == 1 and console.is_terminal and _has_browser()
+    # Over SSH, without a screen, `webbrowser` would start a browser in the terminal.
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin"
+    opens = len(links) == 1 and console.is_terminal and bool(display)
     with stop_signals() as signals:
         # In a process group of its own, so that each process that it starts can be ended with it.
         process = subprocess.Popen(command, env=environment, process_group=0)
         try:
             while process.poll() is None and not signals.came:
                 time.sleep(POLL_SECONDS)
-                if opens and _answers(host, port):
-                    webbrowser.open(links[0])
-                    opens = False
+                if opens:
+                    with contextlib.suppress(OSError):  # not ready yet
+                        socket.create_connection((host, port), timeout=POLL_SECONDS).close()
+                        webbrowser.open(links[0])
+                        opens = False
         finally:
             end_group(process)
 
@@ -96,26 +97,10 @@ def chart_pages(store: str) -> list[str]:
     from mlflow.tracking import MlflowClient
 
     found = MlflowClient(store).search_experiments(order_by=["last_update_time DESC"])
-    query = urlencode(
-        {
-            "workflowType": "machine_learning",
-            "compareRunsMode": "CHART",
-            "orderByKey": "metrics.`loss`",
-            "orderByAsc": "true",
-        }
+    query = (
+        "workflowType=machine_learning&compareRunsMode=CHART&orderByKey=metrics.%60loss%60&orderByAsc=true"
     )
     return [f"/#/experiments/{one.experiment_id}/runs?{query}" for one in found if one.name != "Default"]
-
-
-def _has_browser() -> bool:
-    """Whether this machine has a screen; over SSH `webbrowser` would start a browser in the terminal."""
-    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def _answers(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=POLL_SECONDS):
-        return True
-    return False
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:

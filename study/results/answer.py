@@ -1,38 +1,205 @@
-"""From the run table of a study to its fit and report, with what the missing part of the rate check takes."""
+"""From RUNS of `fit` and `report` (a spec, an MLflow experiment or a table) to the fit and the report.
+
+The fit of a study has the cells, FLOPs and option of what is missing: the check of its learning rate, the next depth.
+"""
 
 import math
+import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+
+from analysis.design.objective import SearchInfo
+from analysis.fit.answer import NextDepth
+from analysis.fit.document import Fit, fit, fit_of
+from analysis.fit.rate_check import RateCheck
+from analysis.fit.study import Study, study_of
 from analysis.numbers import counted
+from analysis.runs.files import SUFFIXES
+from analysis.runs.table import Count, RunTable, read_runs
+from study.errors import SpecError
+from study.plan.cells import PlannedCell
+from study.plan.plan import Plan, make_plan, wall_seconds
+from study.search.make_search import make_search
+from study.search.sensitivity_runs import sensitivity_cells
+from study.search.stopping_rule import objective_of
+from study.spec.frontier import shapes
+from study.spec.search import CrossingSection, SensitivitySection
+from study.spec.study import StudySpec, load_spec
+from study.tracking.ledger import outcomes, revision, study_rows, versions, with_recorded
+from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
+from study.tracking.study_paths import StudyPaths, study_paths
+from study.tracking.tables import curve_table, layer_table, run_table
 
-if TYPE_CHECKING:
-    # A status without rows, or a recommendation from a published law, loads no numerical library.
-    import pandas as pd
 
-    from analysis.design.objective import SearchInfo
-    from analysis.fit.answer import NextDepth
-    from analysis.fit.document import Fit
-    from analysis.fit.rate_check import RateCheck
-    from analysis.fit.study import Study
-    from analysis.runs.table import RunTable
-    from study.plan.cells import PlannedCell
-    from study.plan.plan import Plan
-    from study.spec.study import StudySpec
-    from study.tracking.study_paths import StudyPaths
+class NoRowsError(SpecError):
+    """A study that has no rows yet."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The run table of RUNS, the title of its report, and other arguments of `write_report` that are known."""
+
+    title: str
+    table: RunTable
+    known: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StudyRuns(Runs):
+    """The run table of a spec; `failed` has the reasons of the failed cells, by title."""
+
+    plan: Plan
+    failed: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """RUNS of `fit` and `report`, with the options that both verbs share.
+
+    RUNS is `mlflow:EXPERIMENT`, a file with an ending of `analysis.runs.files.SUFFIXES`, else a spec; in Python also a
+    spec or a table that is loaded. `spec` and `source` raise a SpecError if an option does not go with it.
+
+    Attributes:
+        overrides: `key=value`; for a spec only.
+        columns: `ours=theirs`; for a table only.
+        count: how N is counted; `table` for a table only, a study counts 12·L·d².
+        results: root of the results; for a spec or an experiment.
+        uri: of the MLflow store, see `named_store`; for an experiment only.
+    """
+
+    runs: str | StudySpec | pd.DataFrame
+    overrides: Sequence[str]
+    columns: Sequence[str]
+    count: Count
+    tokens: float | None
+    results: Path
+    uri: str | None
+    level: float
+
+    @property
+    def name(self) -> str:
+        """RUNS in messages."""
+        if isinstance(self.runs, pd.DataFrame):
+            return "the DataFrame"
+        return self.runs if isinstance(self.runs, str) else self.runs.name
+
+    @cached_property
+    def spec(self) -> StudySpec | None:
+        """The spec that RUNS is or names, if it does."""
+        runs = self.runs
+        if isinstance(runs, str) and runs.startswith("mlflow:"):
+            return None
+        if self.uri:
+            raise SpecError(
+                f"--uri names the store of mlflow:EXPERIMENT, but {self.name} is none; leave it out, or for a spec "
+                "write tracking.uri=URI."
+            )
+        if isinstance(runs, str):
+            if Path(runs).suffix.lower() in SUFFIXES:
+                return None
+            runs = load_spec(runs, self.overrides)
+        if isinstance(runs, pd.DataFrame):
+            return None
+        if self.count == "table":
+            raise SpecError(
+                f"--count table takes N from the column params of a table, but {self.name} is a spec, whose N is "
+                "12·L·d²; leave it out."
+            )
+        if self.columns:
+            raise SpecError(
+                f"--column renames the columns of a table, but {self.name} is a spec; leave it out."
+            )
+        return runs
+
+    @property
+    def source(self) -> Runs:
+        """The run table, and for a spec what a report can add."""
+        if spec := self.spec:
+            return study_runs(spec, self.results, self.name)
+        if self.overrides:
+            raise SpecError(
+                f"{self.overrides[0]} changes a spec, but {self.name} is a run table; leave it out."
+            )
+        names = {}
+        for text in self.columns:
+            ours, _, theirs = text.partition("=")
+            if not (ours and theirs):
+                raise SpecError(f"--column {text!r} is not OURS=THEIRS, such as --column loss=final_loss.")
+            names[ours] = theirs
+        if isinstance(self.runs, pd.DataFrame):
+            return Runs("a table", RunTable.from_frame(self.runs, names, count=self.count), {})
+        store = existing(named_store(self.uri, self.results)) if self.name.startswith("mlflow:") else None
+        table = read_runs(self.name, names, tracking_uri=store, count=self.count)
+        return Runs(Path(self.name).name, table, {})
+
+
+def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> StudyRuns:
+    """Return the run table of a study, and what a report can add; NoRowsError, which names `source`, without rows."""
+    plan = make_plan(spec, to_read=True)
+    ledger = study_paths(spec, results.resolve()).ledger
+    rows = study_rows(plan, ledger.rows())
+    if not rows:
+        raise NoRowsError(
+            f"the study {spec.name!r} has no rows in {ledger.name} yet; run it with `interplay run "
+            f"{source or spec.name}`, or read one that was run elsewhere from its tracking server: "
+            f"mlflow:{spec.experiment} with --uri URI."
+        )
+    table, ended = run_table(plan, rows), ""
+    # The end of this search follows from the rows.
+    if isinstance(spec.search, CrossingSection) and (
+        ending := make_search(spec, plan, outcomes(rows)).ending
+    ):
+        ended = ending.words
+    known = {
+        **report_facts(spec, plan, table, ended),
+        "curves": curve_table(rows),
+        "measures": layer_table(plan, rows),
+    }
+    failed = {
+        planned.title: row.reason or ""
+        for planned in with_recorded(plan, rows).pool
+        if (row := rows.get(planned.cell.key)) and row.status == "failed"
+    }
+    return StudyRuns(spec.name, table, known, plan, failed)
+
+
+def named_store(uri: str | None, results: Path) -> str:
+    """Return the URI of the store: `--uri`, else MLFLOW_TRACKING_URI, else that of the results folder."""
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or tracking_uri("auto", results)
+
+
+def existing(uri: str) -> str:
+    """Return the URI of a store that exists.
+
+    Raises:
+        SpecError: its file is missing (MLflow would create an empty one), or its server does not answer.
+    """
+    file = sqlite_file(uri)
+    if file is not None and not file.is_file():
+        raise SpecError(
+            f"there is no MLflow store in {file.parent} ({file.name}); run a study first, such as `interplay run "
+            "quickstart`, or name the store with --results DIR or --uri URI."
+        )
+    if problem := server_problem(uri):
+        raise SpecError(f"{problem}; start it, or name another with --uri.")
+    silence_mlflow()
+    return uri
 
 
 def answer(
-    spec: "StudySpec",
-    plan: "Plan",
-    runs: "RunTable",
-    where: "StudyPaths",
-    curves: "pd.DataFrame | None",
+    spec: StudySpec,
+    plan: Plan,
+    runs: RunTable,
+    where: StudyPaths,
+    curves: pd.DataFrame | None,
     ended: str = "",
-    measures: "pd.DataFrame | None" = None,
-) -> "tuple[Fit, Path]":
+    measures: pd.DataFrame | None = None,
+) -> tuple[Fit, Path]:
     """Fit a study's run table and write `report.html`, `fit.json`, `runs.csv` and the figures.
 
     Curves are validation losses, measures diagnostics of the layers, both by cell and step; `ended` is why the search
@@ -41,92 +208,65 @@ def answer(
     from analysis.report.study_page import write_report
 
     result = study_fit(plan, runs)
-    report = write_report(
-        runs,
-        result,
-        where.folder,
-        title=spec.name,
-        facts=facts(spec, plan, runs),
-        entropy=plan.entropy,
-        curves=curves,
-        measures=measures,
-        spec_text=spec.to_yaml(),
-        search=search_info(spec, plan, ended),
-    )
-    return result, report
+    known = {**report_facts(spec, plan, runs, ended), "curves": curves, "measures": measures}
+    return result, write_report(runs, result, where.folder, title=spec.name, **known)
 
 
-def search_info(spec: "StudySpec", plan: "Plan", ended: str = "") -> "SearchInfo | None":
-    """The objective and end of a search; None for a grid."""
-    if plan.search.is_grid:
-        return None
-    from analysis.design.objective import SearchInfo
-    from study.search.stopping_rule import objective_of
-
-    return SearchInfo(objective_of(spec), ended)
-
-
-def facts(spec: "StudySpec", plan: "Plan", runs: "RunTable") -> dict[str, str]:
-    """The provenance of the numbers, for the foot of the report."""
-    from study.tracking.ledger import revision, versions
-
-    recipe = plan.cells[0].cell.recipe
-    return {
-        "study": spec.description or spec.name,
-        **({"claim": spec.claim} if spec.claim else {}),
-        "data": f"{spec.data.kind}, {plan.vocabulary} tokens in the vocabulary, content {plan.cells[0].cell.data_key}",
-        "training": f"{recipe.tokens:,} tokens per cell ({recipe.steps:,} steps of {recipe.batch} × {recipe.context}), "
-        f"precision {recipe.precision}",
-        "cells": _cells(plan, runs),
-        "seeds": ", ".join(map(str, spec.training.seed_values)),
-        "protocol": plan.protocol,
-        "revision": revision(),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
-    }
-
-
-def _cells(plan: "Plan", runs: "RunTable") -> str:
-    """Which cells the report is of: how many of the planned ones, their depths and sizes."""
+def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dict[str, Any]:
+    """The arguments of `write_report` that follow from the plan, with the provenance of the numbers as `facts`."""
+    recipe, search = plan.cells[0].cell.recipe, plan.search
     frame = runs.frame
     if "purpose" in frame.columns:
         frame = frame[frame["purpose"] == ""]
     depths = ", ".join(f"{depth:g}" for depth in sorted(frame["depth"].unique()))
     sizes = sorted(frame["params"].unique())
-    planned = f"at most {plan.cell_count:,}" if plan.search.chooses_cells else f"{plan.cell_count:,}"
-    return (
-        f"{len(frame):,} of {planned} planned; depths {depths}; {counted(len(sizes), 'size')} from "
-        f"N = {sizes[0]:,.0f} to {sizes[-1]:,.0f}; listed in runs.csv"
-    )
+    facts = {
+        "study": spec.description or spec.name,
+        **({"claim": spec.claim} if spec.claim else {}),
+        "data": f"{spec.data.kind}, {plan.vocabulary} tokens in the vocabulary, content {plan.cells[0].cell.data_key}",
+        "training": f"{recipe.tokens:,} tokens per cell ({recipe.steps:,} steps of {recipe.batch} × {recipe.context}), "
+        f"precision {recipe.precision}",
+        "cells": f"{len(frame):,} of {'at most ' if search.chooses_cells else ''}{plan.cell_count:,} planned; depths "
+        f"{depths}; {counted(len(sizes), 'size')} from N = {sizes[0]:,.0f} to {sizes[-1]:,.0f}; listed in runs.csv",
+        "seeds": ", ".join(map(str, spec.training.seed_values)),
+        "protocol": plan.protocol,
+        "revision": revision(),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+    }
+    return {
+        "facts": facts,
+        "entropy": plan.entropy,
+        "spec_text": spec.to_yaml(),
+        "search": None if search.is_grid else SearchInfo(objective_of(spec), ended),
+    }
 
 
-def study_fit(plan: "Plan", table: "RunTable", **options: Any) -> "Fit":
+def fit_source(source: Runs, *, level: float, tokens: float | None) -> Fit:
+    """Fit a run table; of a study, with the check of its learning rate and the cost of what is missing."""
+    if isinstance(source, StudyRuns):
+        return study_fit(source.plan, source.table, level=level, tokens=tokens)
+    return fit(source.table, level=level, tokens=tokens)
+
+
+def study_fit(plan: Plan, table: RunTable, **options: Any) -> Fit:
     """Fit the run table of a study, and plan the missing part of the check; `options` are those of `study_of`."""
-    from analysis.fit.document import fit_of
-    from analysis.fit.study import study_of
-
     study = study_of(table, **options)
     found = fit_of(study)
-    following = found.next_depth and planned_depth(plan, found.next_depth)
+    following = found.next_depth and _planned_depth(plan, found.next_depth)
     return replace(found, learning_rate=planned_check(plan, study), next_depth=following)
 
 
-def planned_depth(plan: "Plan", following: "NextDepth") -> "NextDepth":
+def _planned_depth(plan: Plan, following: NextDepth) -> NextDepth:
     """The next depth with the override that adds it, and the cells and FLOPs that this adds if they can be planned."""
-    from study.errors import SpecError
-    from study.spec.frontier import shapes
-
     spec = plan.planner.spec
     if not spec.frontier.depths:
         return following
     depths = sorted({*spec.frontier.depths, following.depth})
-    more = [
-        found
-        for found in shapes(spec.frontier.model_copy(update={"depths": depths}))
-        if found.shape.depth == following.depth
-    ]
     following = replace(following, how=f"frontier.depths=[{','.join(map(str, depths))}]")
+    found = shapes(spec.frontier.model_copy(update={"depths": depths}))
+    more = [one for one in found if one.shape.depth == following.depth]
     try:
-        cells = [cell for found in more for cell in plan.planner.cells(found, spec.training.seed_values)]
+        cells = [cell for one in more for cell in plan.planner.cells(one, spec.training.seed_values)]
     except SpecError:  # the option itself reports why a shape cannot be trained
         return following
     if not cells:
@@ -134,13 +274,11 @@ def planned_depth(plan: "Plan", following: "NextDepth") -> "NextDepth":
     return replace(following, runs=len(cells), flops=math.fsum(cell.flops for cell in cells))
 
 
-def planned_check(plan: "Plan", study: "Study") -> "RateCheck | None":
+def planned_check(plan: Plan, study: Study) -> RateCheck | None:
     """The check with the cells, FLOPs and seconds of its missing part by the plan, and the override that adds it.
 
     None if no pair of depths can be compared.
     """
-    from study.plan.plan import wall_seconds
-
     check = study.learning_rate
     if check is None or check.checked:
         return check
@@ -158,11 +296,8 @@ def planned_check(plan: "Plan", study: "Study") -> "RateCheck | None":
     )
 
 
-def _missing_cells(plan: "Plan", study: "Study") -> "tuple[list[PlannedCell], str, tuple[float, ...]]":
+def _missing_cells(plan: Plan, study: Study) -> tuple[list[PlannedCell], str, tuple[float, ...]]:
     """The cells of the missing part, and the key and value that add them."""
-    from study.search.sensitivity_runs import sensitivity_cells
-    from study.spec.search import SensitivitySection
-
     spec = plan.planner.spec
     parts = [study.runs, *([study.sensitivity_runs] if study.sensitivity_runs else [])]
     ended = {cell for part in parts for cell in part.frame.loc[part.frame["status"] != "failed", "cell"]}
@@ -173,8 +308,7 @@ def _missing_cells(plan: "Plan", study: "Study") -> "tuple[list[PlannedCell], st
         for factors in (asked, _wider((1.0, *asked))):
             section = SensitivitySection(lr_factors=tuple(factor for factor in factors if factor != 1))
             cells = sensitivity_cells(spec.model_copy(update={"sensitivity": section}), plan, study)
-            missing = [cell for cell in cells if cell.cell.key not in ended]
-            if missing:
+            if missing := [cell for cell in cells if cell.cell.key not in ended]:
                 return missing, "sensitivity.lr_factors", section.lr_factors
     # No crossing lies inside the sizes: all shapes at other rates.
     wider = _wider(rates) if len(rates) > 1 else tuple(rates[0] * factor for factor in (0.5, 1.0, 2.0))

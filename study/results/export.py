@@ -53,13 +53,12 @@ SHORTEST = 4
 
 @dataclass(frozen=True)
 class Kept:
-    """A folder of kept weights of a study."""
+    """A folder of kept weights of a study; `problem` is why its record cannot be read."""
 
     study: StudyPaths
     folder: Path
     record: Record | None
     problem: str = ""
-    """Why the record cannot be read."""
 
     @property
     def name(self) -> str:
@@ -75,14 +74,32 @@ class Kept:
 def export_cell(study: str, cell: str, out: Path, results: Path) -> dict[str, Any]:
     """Copy the weights of a cell of a study (see `find`) to an empty or new folder; return the document of `--json`.
 
+    An existing folder is filled, not replaced, because it may be a mount or a shell's working directory. On an error
+    what was copied is removed.
+
     Raises:
         SpecError: no cell, or several, match `cell`, or its weights were not kept.
         InputError: `out` holds files, or the kept folder is damaged.
     """
     refuse_filled(out, "--out")
     kept = find(study, cell, results.resolve())
+    record = kept.record
+    assert record is not None
     # `out` may be a link, also one whose target does not exist yet.
-    record = _copy(kept, Path(os.path.realpath(out)))
+    target = Path(os.path.realpath(out))
+    made = not target.is_dir()
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        (target / CARD).write_text(model_card(record, kept.study.name), encoding="utf-8")
+        # The config comes last: without it nothing loads a copy that was killed.
+        for path in sorted(kept.folder.iterdir(), key=lambda path: path.name == CONFIG):
+            shutil.copy2(path, target / path.name)
+    except OSError:
+        for path in target.iterdir():
+            path.unlink()
+        if made:
+            target.rmdir()
+        raise
     copied = ("loss", "step", "tokens", "params", "total_params", "vocabulary", "tokenizer", "revision")
     return {
         "cell": record.key,
@@ -97,13 +114,13 @@ def export_cell(study: str, cell: str, out: Path, results: Path) -> dict[str, An
 
 def export_text(written: dict[str, Any]) -> Text:
     """Return the message of `interplay export`; its last two lines load the model."""
-    lines = [
-        "Wrote {study} {name} ({cell}) to {folder}.".format(**written),
-        "Validation loss {loss:.6f} nats per token after {tokens:,} tokens.".format(**written),
-    ]
+    text = (
+        "Wrote {study} {name} ({cell}) to {folder}.\n"
+        "Validation loss {loss:.6f} nats per token after {tokens:,} tokens."
+    ).format(**written)
     if written["tokenizer"] is None:
-        lines.append("Its tokens are symbols, not text: there is no tokenizer.")
-    return Text.assemble("\n".join(lines), "\n\n", ("\n".join(written["python"]), "bold"))
+        text += "\nIts tokens are symbols, not text: there is no tokenizer."
+    return Text.assemble(text, "\n\n", ("\n".join(written["python"]), "bold"))
 
 
 def find(study: str, cell: str, results: Path) -> Kept:
@@ -155,16 +172,17 @@ def _all_kept(study: StudyPaths) -> list[Kept]:
     models = study.folder / "models" if storage.is_remote else storage.local
     try:
         for tag in sorted(tag for tag in storage.tags() if not tag.startswith(".")):
+            folder = models / tag
             if storage.is_remote:
                 record = storage.read(tag, RECORD)
                 if record is None:
                     continue
-                (models / tag).mkdir(parents=True, exist_ok=True)
-                (models / tag / RECORD).write_bytes(record)
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / RECORD).write_bytes(record)
             try:
-                kept.append(Kept(study, models / tag, read_record(models / tag)))
+                kept.append(Kept(study, folder, read_record(folder)))
             except RecordError as error:
-                kept.append(Kept(study, models / tag, None, error.what))
+                kept.append(Kept(study, folder, None, error.what))
     except OSError as error:
         raise SpecError(
             f"the weights of the study {study.name!r} are in {storage.name}, which cannot be read: {reason(error)} "
@@ -217,28 +235,6 @@ def _train_again(study: StudyPaths, key: str) -> str:
         f"Train it again by hand: `interplay plan {spec} --cell {key} > cell.json`, then "
         f"`python -m trainables cell.json --data {data} --weights DIR`; DIR is then the model."
     )
-
-
-def _copy(kept: Kept, out: Path) -> Record:
-    """Copy the kept files, add the card and return the record; on an error remove what was copied.
-
-    An existing folder is filled, not replaced, because it may be a mount or a shell's working directory. The config
-    comes last: without it nothing loads a copy that was killed.
-    """
-    assert kept.record is not None
-    made = not out.is_dir()
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        (out / CARD).write_text(model_card(kept.record, kept.study.name), encoding="utf-8")
-        for path in sorted(kept.folder.iterdir(), key=lambda path: path.name == CONFIG):
-            shutil.copy2(path, out / path.name)
-    except OSError:
-        for path in out.iterdir():
-            path.unlink()
-        if made:
-            out.rmdir()
-        raise
-    return kept.record
 
 
 def loading(record: Record, folder: str) -> tuple[str, str]:

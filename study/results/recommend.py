@@ -1,6 +1,5 @@
 """The best shape for a size, from a study's fit or from a published law."""
 
-import contextlib
 import itertools
 import json
 import math
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
     from analysis.curves.best_shapes import BestShape
     from analysis.fit.document import Fit
-    from analysis.law.held_out import HeldOut
 
 #: Fewest trials at held-out sizes on which rules are compared.
 LEAST_TRIALS = 3
@@ -32,23 +30,10 @@ class NamedFit:
     fit: "Fit"
 
 
-def read_number(size: str | float) -> float:
-    """Read a size such as 1e9 or 7B; InputError for anything else."""
-    # A number needs no pydantic, which `study.spec.section` loads in 0.1 s.
-    with contextlib.suppress(TypeError, ValueError):
-        return float(size)
-    from study.spec.section import read_size
-
-    try:
-        return float(read_size(size))
-    except (TypeError, ValueError):
-        raise InputError(f"{size!r} is no size; write it as 1e9, or 7B.") from None
-
-
 def recommend(
-    fit: Path | NamedFit | None, name: str | None, params: Sequence[float], within: float = WITHIN
+    fit: Path | NamedFit | None, name: str | None, sizes: Sequence[float | str], within: float = WITHIN
 ) -> tuple[str, list[Shape]]:
-    """Return the source of the recommendation in words, and the best shape for each N.
+    """Return the source of the recommendation in words, and the best shape for each size N, such as 1e9 or 7B.
 
     From a fit, the answer for each N is that of `shape_by`. Each shape has `near_optimal`: the depths that lose at most
     `within` nats per token, and what the shape itself loses; None without a law of the loss.
@@ -57,6 +42,7 @@ def recommend(
         InputError: no size, neither or both sources are given, the law is unknown, the file cannot be read, or its fit
             has no answer for any of the sizes.
     """
+    params = [_number(size) for size in sizes]
     if not params:
         raise InputError("Give the sizes: interplay recommend 1e9 7e9, in non-embedding parameters.")
     if (fit is None) == (name is None):
@@ -65,22 +51,31 @@ def recommend(
             "one (not both)."
         )
     check_within(within)
-    if name is not None:
-        published = published_law(name)
+    if fit is None:
+        published = published_law(name or "")
         losses = losses_of(published)
-        shapes = [published.shape(value) for value in params]
-        near = [near_optimal(losses, item.params, item.depth, losses.source, within) for item in shapes]
-        return f"law of {published.source}", [
-            replace(shape, near_optimal=item) for shape, item in zip(shapes, near, strict=True)
+        chosen = [
+            replace(item, near_optimal=near_optimal(losses, item.params, item.depth, losses.source, within))
+            for item in map(published.shape, params)
         ]
-    assert fit is not None
+        return f"law of {published.source}", chosen
     named = named_fit(fit)
-    result = named.fit
-    check = result.learning_rate.sentence if result.learning_rate else None
+    check = named.fit.learning_rate.sentence if named.fit.learning_rate else None
     chosen = [replace(item, learning_rate=check) for item in shapes_by(named, params, within)]
+    source = "loss surfaces" if named.fit.law.a is None else "laws"
     if all(shape.source in ("measured", "none") for shape in chosen):
-        return f"losses of {named.name}", chosen
-    return f"laws of {named.name}" if result.law.a is not None else f"loss surfaces of {named.name}", chosen
+        source = "losses"
+    return f"{source} of {named.name}", chosen
+
+
+def _number(size: float | str) -> float:
+    # Loads pydantic and the spec, which an audit does without.
+    from study.spec.section import read_size
+
+    try:
+        return float(read_size(size))
+    except (TypeError, ValueError):
+        raise InputError(f"{size!r} is no size; write it as 1e9, or 7B.") from None
 
 
 def named_fit(fit: Path | NamedFit) -> NamedFit:
@@ -243,21 +238,17 @@ def _by_measured(best: "BestShape", found: Shape, rule: str, within: float) -> S
 def _baseline_won(result: "Fit") -> bool:
     """Whether the best depth of the largest size seen had the lowest mean regret at three or more held-out sizes.
 
-    Each law is compared with it in the trials that both answered.
+    Each law is compared with it in the trials that both answered, if these are three or more.
     """
     from analysis.law.held_out import BASELINE
 
-    scores = {item.law: item for item in result.held_out}
-    base = scores.pop(BASELINE, None)
-    if base is None or len(base.trials) < LEAST_TRIALS:
+    regrets = {item.law: [trial.regret for trial in item.trials] for item in result.held_out}
+    base = regrets.pop(BASELINE, [])
+    if len(base) < LEAST_TRIALS:
         return False
-    return not any(_mean_difference(item, base) < 0 for item in scores.values())
-
-
-def _mean_difference(law: "HeldOut", base: "HeldOut") -> float:
-    """Mean regret of a law less that of the baseline, over the trials that both answered; infinite without three."""
-    pairs = zip(law.trials, base.trials, strict=True)
-    both = [
-        one.regret - two.regret for one, two in pairs if one.regret is not None and two.regret is not None
-    ]
-    return sum(both) / len(both) if len(both) >= LEAST_TRIALS else math.inf
+    for own in regrets.values():
+        pairs = zip(own, base, strict=True)
+        more = [one - two for one, two in pairs if one is not None and two is not None]
+        if len(more) >= LEAST_TRIALS and sum(more) < 0:
+            return False
+    return True

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.text import Text
 from analysis.files import to_json
 from study.errors import SpecError
 from study.plan import Plan, PlannedCell, make_plan
-from study.spec.study import StudySpec, load_spec
+from study.spec.study import StudySpec, load_spec, members
 from study.tracking.ledger import Row, study_rows, with_recorded
 from study.tracking.study_paths import SPEC, StudyPaths, study_paths
 
@@ -27,9 +28,9 @@ KINDS = ("done", "diverged", "failed", "running", "missing")
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """The state of each cell by key: done, diverged, failed, running or missing.
+    """The state of each cell by key: done, diverged, failed, running or missing; `driver` is the process that runs it.
 
-    The crossing sampler has no missing cells: those that it has not chosen are not listed.
+    A search has no missing cells: those that it has not chosen are not listed.
     """
 
     plan: Plan
@@ -37,7 +38,6 @@ class StudyStatus:
     rows: dict[str, Row]
     states: dict[str, str]
     driver: int | None
-    """The process that runs the study."""
 
     @property
     def cells(self) -> list[PlannedCell]:
@@ -48,14 +48,6 @@ class StudyStatus:
     def counts(self) -> Counter[str]:
         """Number of cells in each state."""
         return Counter(self.states.values())
-
-    @property
-    def flops(self) -> float:
-        """Training FLOPs of the cells that have a row."""
-        ended = [
-            (planned, self.rows[planned.cell.key]) for planned in self.cells if planned.cell.key in self.rows
-        ]
-        return math.fsum(planned.flops * row.trained_share for planned, row in ended)
 
     @cached_property
     def answer(self) -> "tuple[list[str], RateCheck | None]":
@@ -85,7 +77,12 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
 
 
 def status(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableType]:
-    """The state of a study as a JSON document and for a terminal."""
+    """The state of a study, or of each study of a series, as a JSON document and for a terminal."""
+    if spec.vary is not None:
+        each = {value: status(one, results) for value, one in members(spec).items()}
+        documents = [{"value": value, **document} for value, (document, _) in each.items()]
+        view = Group(*(view for _, view in each.values()))
+        return {"study": spec.name, "vary": spec.varied_key, "members": documents}, view
     state = study_status(spec, results)
     return status_json(state), status_table(state)
 
@@ -93,9 +90,7 @@ def status(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableTy
 def status_of_all(results: Path) -> tuple[list[dict[str, Any]], RenderableType]:
     """The counts of every study of a results folder as a JSON document, and one line each for a terminal."""
     found: list[dict[str, Any]] = []
-    table = Table(box=None, header_style="dim")
-    for name in ("study", *KINDS, "process"):
-        table.add_column(name, justify="left" if name == "study" else "right")
+    table = _table("study", "process")
     for file in sorted(results.glob(f"*/{SPEC}")):
         try:
             state = study_status(load_spec(str(file)), results)
@@ -104,33 +99,37 @@ def status_of_all(results: Path) -> tuple[list[dict[str, Any]], RenderableType]:
             table.add_row(file.parent.name, "its spec cannot be read")
             continue
         found.append({"study": state.plan.name, "driver": state.driver, "counts": state.counts})
-        numbers = [str(state.counts[kind] or "-") for kind in KINDS]
-        table.add_row(state.plan.name, *numbers, str(state.driver or "-"))
+        table.add_row(state.plan.name, *_numbers(state.states.values()), str(state.driver or "-"))
     return found, table if found else Text(f"There is no study in {results} yet.")
 
 
 def status_json(state: StudyStatus) -> dict[str, Any]:
-    """The state of a study as a JSON document."""
+    """The state of a study as a JSON document; `flops` are those of the cells that have a row."""
     answer, learning_rate = state.answer
+    cells, trained = [], []
+    for planned in state.cells:
+        row = state.rows.get(planned.cell.key)
+        if row:
+            trained.append(planned.flops * row.trained_share)
+        cells.append(
+            {
+                "cell": planned.cell.key,
+                "name": planned.title,
+                "budget": planned.budget,
+                "state": state.states[planned.cell.key],
+                "loss": row.loss if row else None,
+                "reason": row.reason if row else None,
+            }
+        )
     document: dict[str, Any] = to_json(
         {
             "study": state.plan.name,
             "driver": state.driver,
             "counts": state.counts,
-            "flops": state.flops,
+            "flops": math.fsum(trained),
             "answer": answer,
             "learning_rate": learning_rate,
-            "cells": [
-                {
-                    "cell": planned.cell.key,
-                    "name": planned.title,
-                    "budget": planned.budget,
-                    "state": state.states[planned.cell.key],
-                    "loss": row.loss if (row := state.rows.get(planned.cell.key)) else None,
-                    "reason": row.reason if row else None,
-                }
-                for planned in state.cells
-            ],
+            "cells": cells,
         }
     )
     return document
@@ -138,20 +137,17 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
 
 def status_table(state: StudyStatus) -> RenderableType:
     """The state of a study for a terminal: counts by depth, then each failure with its reason."""
-    table = Table(box=None, header_style="dim")
-    for name in ("depth", *KINDS):
-        table.add_column(name, justify="right")
-    for depth in sorted({p.cell.shape.depth for p in state.cells}):
-        counts = Counter(state.states[p.cell.key] for p in state.cells if p.cell.shape.depth == depth)
-        table.add_row(str(depth), *(str(counts[kind] or "-") for kind in KINDS))
-    table.add_row("all", *(str(state.counts[kind] or "-") for kind in KINDS), style="bold")
-    driver = f"run by process {state.driver}" if state.driver else "not running"
-    lines = []
+    table, lines = _table("depth"), []
+    by_depth: dict[int, list[str]] = {}
     for planned in state.cells:
-        row = state.rows.get(planned.cell.key)
+        key = planned.cell.key
+        by_depth.setdefault(planned.cell.shape.depth, []).append(state.states[key])
+        row = state.rows.get(key)
         if row and row.reason:
-            text = f"{row.status} {planned.title} ({planned.cell.key}): {row.reason}"
-            lines.append(Text(text, style="red"))
+            lines.append(Text(f"{row.status} {planned.title} ({key}): {row.reason}", style="red"))
+    for depth, states in sorted(by_depth.items()):
+        table.add_row(str(depth), *_numbers(states))
+    table.add_row("all", *_numbers(state.states.values()), style="bold")
     answer, learning_rate = state.answer
     lines += [Text(sentence) for sentence in answer]
     if learning_rate:
@@ -159,4 +155,17 @@ def status_table(state: StudyStatus) -> RenderableType:
     if state.rows and (not answer or state.counts["running"] or state.counts["missing"]):
         last = "This is the answer of the last finished run. " if answer else ""
         lines.append(Text(f"{last}`interplay fit` fits the rows so far.", style="dim"))
+    driver = f"run by process {state.driver}" if state.driver else "not running"
     return Group(Text(f"{state.plan.name}: {driver}"), table, *lines)
+
+
+def _table(first: str, *last: str) -> Table:
+    table = Table(box=None, header_style="dim")
+    for name in (first, *KINDS, *last):
+        table.add_column(name, justify="left" if name == "study" else "right")
+    return table
+
+
+def _numbers(states: Iterable[str]) -> list[str]:
+    counts = Counter(states)
+    return [str(counts[kind] or "-") for kind in KINDS]

@@ -17,7 +17,7 @@ from analysis.law.threshold_law import solve_depth
 from study import cli
 from study.commands.run import program
 from study.plan import make_plan
-from study.results.sources import Reading
+from study.results.answer import Reading
 from study.run.runner import Summary
 from study.spec.study import load_spec
 from study.tracking.mlflow_store import Experiment, tracking_uri
@@ -306,7 +306,7 @@ def test_a_measured_shape_without_noise_has_no_band_and_is_none_for_a_far_size(c
     assert "has no law that reaches" in err
 
 
-@pytest.mark.parametrize("verbs", [(), ("theory",), ("cluster",)])
+@pytest.mark.parametrize("verbs", [(), ("cluster",)])
 def test_the_help_says_what_each_verb_does_in_a_whole_sentence_at_80_columns(command, monkeypatch, verbs):
     monkeypatch.setenv("COLUMNS", "80")
     lines = command(*verbs, "--help")[1].split("Commands:")[1].strip().splitlines()

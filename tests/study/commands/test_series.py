@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from study.commands.series import page_words, report
+from study.commands.series import write_page
 from study.plan.plan import make_plan
 from study.spec.study import load_spec, members
 from study.tracking.ledger import Row
@@ -120,13 +120,13 @@ def test_what_takes_one_study_names_the_members(command, arguments):
 @pytest.mark.slow
 def test_the_page_tells_where_the_crossing_moved(tmp_path):
     spec = leave_rows(tmp_path)
-    page = report(spec, tmp_path, tmp_path / "out")
+    page = write_page(spec, tmp_path, tmp_path / "out", renew=True)
     document = json.loads((page.parent / "series.json").read_text())
     found = {row["value"]: row for row in document["crossings"]}
     for value, truth in CROSSING.items():
         assert found[value]["status"] == "bracketed"
         assert found[value]["params"] == pytest.approx(truth, rel=0.05)
-    assert "2 layers overtake 1 layer, by training.steps" in " ".join(page_words(page))
+    assert "2 layers overtake 1 layer, by training.steps" in " ".join(document["answers"])
     for member in document["members"]:
         assert (page.parent / member["report"]).is_file()
     with (page.parent / "small-steps-300" / "runs.csv").open() as file:
@@ -179,7 +179,7 @@ def test_options_of_tables_are_refused_as_for_a_study(command, tmp_path, option,
 
 @pytest.mark.slow
 def test_the_page_says_which_value_had_which_training(tmp_path):
-    page = report(leave_rows(tmp_path), tmp_path, tmp_path / "out")
+    page = write_page(leave_rows(tmp_path), tmp_path, tmp_path / "out", renew=True)
     facts = json.loads((page.parent / "series.json").read_text())["facts"]
     assert facts["training"].startswith("300: 307,200 tokens per cell (300 steps of 16 × 64)")
     assert "; 1200: 1,228,800 tokens per cell (1,200 steps" in facts["training"]
@@ -246,7 +246,7 @@ def test_a_series_by_the_real_command_and_again(tmp_path):
     assert "training.steps 80 (2 of 2)" in done.stdout
     page = laptop.results / "tiny" / "report.html"
     assert page.is_file()
-    for line in page_words(page):
+    for line in json.loads((page.parent / "series.json").read_text())["answers"]:
         assert line.split()[0] in done.stdout
     again = laptop.run("run", *chosen)
     assert again.returncode == 0

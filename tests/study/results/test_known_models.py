@@ -11,8 +11,7 @@ import yaml
 from analysis.errors import InputError
 from analysis.law.published import LIU2026
 from study.commands.audit import known_view
-from study.results.known_figure import known_figure, write_figure
-from study.results.known_models import KnownModel, evidence, known_models
+from study.results.known_models import KnownModel, evidence, known_figure, known_models, write_figure
 from tests.command import interplay
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from study.plan.plan import make_plan
-from study.results.sources import study_runs
+from study.results.answer import study_runs
 from study.run.recorder import cell_parameters
 from study.spec.study import load_spec
 from study.tracking.ledger import study_rows

@@ -9,7 +9,7 @@ from rich.console import Console
 from analysis.fit.document import fit
 from analysis.numbers import digits, short
 from analysis.runs.table import RunTable
-from study.results.tables import fit_table
+from study.commands.output import fit_table
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))

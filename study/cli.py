@@ -19,6 +19,7 @@ from analysis.files import to_json
 from analysis.law.near_optimal import WITHIN
 from study.cluster.cli import app as cluster_app
 from study.commands.output import show
+from study.commands.theory import app as theory_app
 from trainables.errors import LONGEST_MESSAGE, InputError, shortened
 
 #: Exit status for wrong input; `study.commands.run` has those of a run.
@@ -32,6 +33,7 @@ _USER_ERRNO = {
 RESULTS = Path("results")
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.add_typer(theory_app, name="theory")
 app.add_typer(cluster_app, name="cluster")
 
 

@@ -50,7 +50,7 @@ FLOORS = {
     ],
     "analysis": [
         {"report"},
-        {"design", "audit"},
+        {"design", "audit", "theory"},
         {"fit"},
         {"law"},
         {"curves"},

@@ -306,7 +306,7 @@ def test_a_measured_shape_without_noise_has_no_band_and_is_none_for_a_far_size(c
     assert "has no law that reaches" in err
 
 
-@pytest.mark.parametrize("verbs", [(), ("cluster",)])
+@pytest.mark.parametrize("verbs", [(), ("theory",), ("cluster",)])
 def test_the_help_says_what_each_verb_does_in_a_whole_sentence_at_80_columns(command, monkeypatch, verbs):
     monkeypatch.setenv("COLUMNS", "80")
     lines = command(*verbs, "--help")[1].split("Commands:")[1].strip().splitlines()

@@ -131,8 +131,7 @@ def _as_spec_errors(address: str, token: Path | None, file: str | None) -> Itera
 def open_tunnel(file: str) -> Iterator[str]:
     """Keep `ray dashboard FILE` running as a child process, and yield the address at which the dashboard answers.
 
-    Raises:
-        SpecError: `ray dashboard` ended, or nothing answered in time; the message has its last line of output.
+    SpecError, with its last line of output, if `ray dashboard` ended or nothing answered in time.
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])

@@ -152,10 +152,8 @@ def _price(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
         plan = make_plan(spec, room=found.room)
         found.check({planned.layout for planned in plan.main})
     except InputError as error:
-        wanted = spec.resources.pool
-        if unknown := {
-            pool.machine for pool in pools(file) if not pool.what and wanted in ("any", pool.name)
-        }:
+        wanted = [pool for pool in pools(file) if spec.resources.pool in ("any", pool.name)]
+        if unknown := {pool.machine for pool in wanted if not pool.what}:
             file.notes.append(
                 f"the price table has no {' and '.join(sorted(unknown))}, so whether {spec.name} fits is not checked"
             )
@@ -170,10 +168,17 @@ def _price(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
             f"`resources.slots` of {spec.name} is {devices}, and the machines hold {found.held} of its ranks at a "
             "time; raise `max_workers`, or lower the slots",
         )
-    options = []
+    options, planned = [], spec.resources.device
+    having = [name for name, machine in prices().types.items() if machine.device == planned]
     for pool in pools(file):
         if pool.what and (ranks := found.slots.ranks_on(_machine(file, pool.node_type))):
-            _check_device(file, spec, pool, pool.what.device)
+            if planned != "cpu" and pool.what.device not in ("cpu", planned):
+                fix = f" or use a machine with {planned} ({', '.join(having[:3])})" if having else ""
+                file.error(
+                    (TYPES, pool.node_type, "node_config", "InstanceType"),
+                    f"the study {spec.name} is planned for {planned}, and {pool.machine} has {pool.what.device}, which "
+                    f"Ray cannot distinguish; add `resources.device={pool.what.device}`{fix}",
+                )
             count = min(pool.most, math.ceil(devices / ranks))
             hours = plan.hours_on(max(1, min(devices, count * ranks)))
             dollars = None if pool.hour is None or head is None else hours * (count * pool.hour + head)
@@ -204,17 +209,3 @@ def detected_resources(what: InstanceType) -> dict[str, float]:
     if what.gpus:
         found |= {"GPU": what.gpus, f"{ACCELERATOR}{DEVICES[what.device].accelerator}": 1}
     return found
-
-
-def _check_device(file: ClusterFile, spec: StudySpec, pool: Pool, held: str) -> None:
-    """Compare the GPU of a pool with the planned device, which Ray does not do."""
-    planned = spec.resources.device
-    if planned == "cpu" or held in ("cpu", planned):
-        return
-    having = [name for name, machine in prices().types.items() if machine.device == planned]
-    fix = f" or use a machine with {planned} ({', '.join(having[:3])})" if having else ""
-    file.error(
-        (TYPES, pool.node_type, "node_config", "InstanceType"),
-        f"the study {spec.name} is planned for {planned}, and {pool.machine} has {held}, which Ray cannot "
-        f"distinguish; add `resources.device={held}`{fix}",
-    )

@@ -234,8 +234,8 @@ def _refuse_second_driver(cluster: Cluster, study: str) -> None:
         if not job.status.is_terminal() and _study_of(job) == study:
             running = job.submission_id or job.job_id
             raise SpecError(
-                f"job {running} of this cluster already runs the study {study}, and two drivers would train the "
-                f"same cells. Follow it with `{cluster.command('logs', running)}`, or stop it with "
+                f"job {running} of this cluster already runs the study {study}, and two drivers would train the same "
+                f"cells. Follow it with `{cluster.command('logs', running)}`, or stop it with "
                 f"`{cluster.command('stop', running)}` and submit again; finished cells are kept."
             )
 

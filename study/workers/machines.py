@@ -157,9 +157,7 @@ def capacity(live: Sequence[Machine], limits: AutoscalerLimits, resources: Resou
     """Return what a study may use of a cluster: the driver uses it, and `cluster check` foretells it.
 
     Machines without a known memory, such as those that KubeRay may start, do not count for the memory of a rank.
-
-    Raises:
-        SpecError: the cluster has not the pool or the GPU of the study, or no machine holds a rank.
+    SpecError if the cluster has not the pool or the GPU of the study, or no machine holds a rank.
     """
     slots = Slots(
         devices=0 if resources.slots == "auto" else resources.slots,
@@ -181,9 +179,7 @@ def custom_resources(device: str, pool: str, machines: Collection[Machine]) -> t
     """Return the resources that a rank's machine must offer: its pool, and its GPU model if all machines name theirs.
 
     For a study on CPUs, `any` is the pool without GPUs: Ray would start the most expensive machines for their CPUs too.
-
-    Raises:
-        SpecError: the cluster has no such pool, or no such GPU, or several pools for a study on CPUs.
+    SpecError if the cluster has no such pool, or no such GPU, or several pools for a study on CPUs.
     """
     result, planned = [], DEVICES[device]
     if pool != "any":
@@ -238,11 +234,7 @@ def check_devices(slots: Slots, device: str, layouts: Collection[Layout] = ()) -
 
 
 def check_capacity(slots: Slots, layouts: Collection[Layout], machines: Collection[Machine]) -> None:
-    """Refuse a rank or a layout that machines could never hold; Tune would wait for it silently.
-
-    Raises:
-        SpecError: the message names what is needed, what there is, and the fix.
-    """
+    """Raise a SpecError for a rank or a layout that machines could never hold; Tune would wait for it silently."""
     usable = [machine for machine in machines if slots.may_use(machine)]
     sizes = Counter(size for machine in usable if (size := slots.ranks_on(machine)))
     needs = {name: needed for name, needed in (("CPU", slots.cpus), ("GPU", slots.gpus)) if needed}

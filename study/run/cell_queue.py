@@ -10,6 +10,7 @@ from study.run.trial import TrialSettings, saved_step, trial_config
 from study.search import Outcome, Source
 from study.workers.causes import Place
 from study.workers.machines import MachineLosses
+from trainables.layout import Layout
 from trainables.progress import Progress, Result
 
 #: Seconds for which no other cell is started because a gang waits for room on the live machines. Devices
@@ -102,10 +103,13 @@ class CellQueue:
         """Whether a gang whose ranks must be together waits for devices that the live machines have."""
         since = time.monotonic() - HOLD_SECONDS
         waits = any(
-            attempt.planned.layout.tensor_parallel > 1 and not attempt.started and attempt.since > since
+            not attempt.started and attempt.since > since and self._is_together(attempt.planned.layout)
             for attempt in self.attempts.values()
         )
         return waits and self.losses.live_ranks() >= busy
+
+    def _is_together(self, layout: Layout) -> bool:
+        return layout.tensor_parallel > 1 or 1 < layout.ranks <= self.losses.slots.together
 
     def end(self, trial_id: str, outcome: Outcome = FAILED) -> PlannedCell | None:
         """Forget a trial and pass its outcome to the source, once; return None if it has ended already."""

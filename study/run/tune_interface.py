@@ -34,13 +34,15 @@ def resource_request(config: dict[str, Any], slots: Slots) -> tune.PlacementGrou
     first bundle and takes nothing, because the ranks need all.
 
     Ranks that share matrices exchange activations in every layer. They must be on one machine, so they are in one
-    bundle, which Ray does not divide. Groups that only share batches may be spread (PACK).
+    bundle, which Ray does not divide. Groups that only share batches are spread (PACK) only if no machine holds all of
+    them: by plain TCP a step of 1.3B parameters waits 0.5 to 1 s for its gradients (estimated).
     """
     layout, avoided = Layout.model_validate_json(config["layout"]), json.loads(config["avoided"])
     bundles = [slots.bundle(layout.tensor_parallel)] * layout.data_parallel
     labels = {NODE_LABEL: f"!in({','.join(avoided)})"}
     options = {"bundle_label_selector": [labels] * len(bundles)} if avoided else {}
-    return tune.PlacementGroupFactory([*([{}] if layout.ranks > 1 else []), *bundles], "PACK", **options)
+    strategy = "STRICT_PACK" if 1 < layout.ranks <= slots.together and not avoided else "PACK"
+    return tune.PlacementGroupFactory([*([{}] if layout.ranks > 1 else []), *bundles], strategy, **options)
 
 
 class _NotPickled:

@@ -50,6 +50,8 @@ class Slots:
     gpus: float
     custom: tuple[str, ...] = ()
     """Custom resources that the machine of a rank must offer: its pool, the model of its GPU."""
+    together: int = 1
+    """Ranks that the largest machine of a cluster holds."""
 
     def bundle(self, ranks: int = 1) -> dict[str, float]:
         """Return the resources of ranks on one machine, as Ray wants them."""
@@ -172,7 +174,7 @@ def capacity(live: Sequence[Machine], limits: AutoscalerLimits, resources: Resou
     shares = [int(size / count) for size, count in zip(memory, ranks, strict=True) if size and count]
     devices = slots.devices or sum(ranks)
     room = ClusterCapacity(devices, min(shares, default=0), max(ranks))
-    return Capacity(machines, replace(slots, devices=devices), sum(ranks), room)
+    return Capacity(machines, replace(slots, devices=devices, together=max(ranks)), sum(ranks), room)
 
 
 def custom_resources(device: str, pool: str, machines: Collection[Machine]) -> tuple[str, ...]:

@@ -78,6 +78,19 @@ def test_ranks_that_share_matrices_are_in_one_bundle_which_ray_does_not_divide()
     assert asked('["a", "b"]', data_parallel=2)[1] == [{"ray.io/node-id": "!in(a,b)"}] * 2
 
 
+def test_a_gang_that_one_machine_holds_stays_on_one():
+    def strategy(avoided="[]", **degrees):
+        config = {"layout": Layout(**degrees).model_dump_json(), "avoided": avoided}
+        return resource_request(config, Slots(8, 1, 1, together=4)).strategy
+
+    assert strategy(data_parallel=4) == strategy(tensor_parallel=2, data_parallel=2) == "STRICT_PACK"
+    assert strategy(data_parallel=8) == strategy() == "PACK"
+    # The others may be smaller.
+    assert strategy('["a"]', data_parallel=4) == "PACK"
+    pairs = [Machine({"CPU": 8.0, "GPU": 2.0, "memory": 1e9}, "a"), Machine({"CPU": 8.0, "GPU": 4.0}, "b")]
+    assert capacity(pairs, AutoscalerLimits(), ResourcesSection(device="l4-24gb")).slots.together == 4
+
+
 def test_machines_to_avoid_are_excluded_unless_no_other_holds_the_ranks(monkeypatch):
     small, large = Machine({"CPU": 1}, "small"), Machine({"CPU": 4}, "large")
     monkeypatch.setattr("study.workers.machines.live_machines", lambda: [small, large])

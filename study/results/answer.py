@@ -61,7 +61,7 @@ def search_info(spec: "StudySpec", plan: "Plan", ended: str = "") -> "SearchInfo
     if plan.search.is_grid:
         return None
     from analysis.design.objective import SearchInfo
-    from study.search.stopping_rule import objective_of
+    from study.search.crossing_search import objective_of
 
     return SearchInfo(objective_of(spec), ended)
 

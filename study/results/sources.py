@@ -12,7 +12,7 @@ from analysis.runs.files import SUFFIXES
 from analysis.runs.table import Count, RunTable, read_runs
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
-from study.search.make_search import make_search
+from study.search import make_search
 from study.spec.search import CrossingSection
 from study.spec.study import StudySpec, load_spec
 from study.tracking.ledger import outcomes, study_rows, with_recorded

@@ -1,5 +1,6 @@
 """The sections `search` and `sensitivity`: which cells of the frontier are trained, and in which order."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -28,6 +29,7 @@ class SearchBase(Section):
     chooses_cells: ClassVar[bool] = False
     """Whether single cells are chosen, also of shapes and seeds that the spec does not list."""
 
+    sampler: str
     lr_factors: Distinct[Annotated[float, Field(gt=0)]] = Field(
         default=(1.0,), description="multiples of the rule's learning rate, each for every shape"
     )
@@ -35,27 +37,24 @@ class SearchBase(Section):
     @model_validator(mode="before")
     @classmethod
     def _no_keys_of_other_samplers(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        foreign = [key for key in values if key not in cls.model_fields]
+        foreign = (
+            [key for key in values if key not in cls.model_fields] if isinstance(values, Mapping) else []
+        )
         for tag, other in SECTIONS.items():
-            if keys := [f"`{key}`" for key in foreign if key in other.model_fields]:
+            if keys := ", ".join(f"`{key}`" for key in foreign if key in other.model_fields):
                 name = OPTUNA_NAMES[0] if tag == "optuna" else tag
                 raise ValueError(
-                    f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} for the sampler `{name}`, and the sampler "
-                    f"is `{values.get('sampler', 'grid')}`; take {', '.join(keys)} out, or choose `sampler: {name}`"
+                    f"{keys} {'are' if ',' in keys else 'is'} for the sampler `{name}`, and the sampler is "
+                    f"`{values.get('sampler', 'grid')}`; take {keys} out, or choose `sampler: {name}`"
                 )
         return values
 
-    @property
-    def objective_name(self) -> ObjectiveName:
-        """The quantity that is estimated from the rows."""
-        return "depth"
-
-    @property
-    def wanted_halfwidth(self) -> float | None:
-        """Half-width of the interval at which the search ends; None if it does not end by one."""
-        return None
+    def _check_one_rate(self, does: str, instead: str) -> None:
+        if len(self.lr_factors) > 1:
+            raise ValueError(
+                f"the sampler `{self.sampler}` {does} at one learning rate, and `lr_factors` has "
+                f"{len(self.lr_factors)}; keep one, or {instead}"
+            )
 
 
 class GridSection(SearchBase):
@@ -70,7 +69,6 @@ class OptunaSection(SearchBase):
     """Some candidates of each budget, chosen by a sampler of Optuna; a candidate is a depth and a learning rate."""
 
     sampler: str = Field(
-        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
         description=f"{', '.join(OPTUNA_NAMES)}, or the import path of a sampler, as optuna.samplers.QMCSampler",
         json_schema_extra={"anyOf": [{"enum": list(OPTUNA_NAMES)}, {"pattern": r"\."}]},
     )
@@ -85,7 +83,7 @@ class OptunaSection(SearchBase):
     @field_validator("sampler", mode="after")
     @classmethod
     def _known(cls, name: str) -> str:
-        if "." not in name and name not in OPTUNA_NAMES:
+        if name not in OPTUNA_NAMES and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
             raise ValueError(
                 f"{name} is no sampler; choose grid, crossing, {', '.join(OPTUNA_NAMES)}, or the import path of a "
                 "sampler of Optuna, as optuna.samplers.QMCSampler"
@@ -94,11 +92,8 @@ class OptunaSection(SearchBase):
 
     @model_validator(mode="after")
     def _one_rate(self) -> Self:
-        if self.sampler == "frontier" and len(self.lr_factors) > 1:
-            raise ValueError(
-                f"the sampler `frontier` compares depths at one learning rate, and `lr_factors` has "
-                f"{len(self.lr_factors)}; keep one, or choose `tpe` or `gp`"
-            )
+        if self.sampler == "frontier":
+            self._check_one_rate("compares depths", "choose `tpe` or `gp`")
         return self
 
 
@@ -137,31 +132,15 @@ class CrossingSection(SearchBase):
     )
 
     @property
-    def objective_name(self) -> ObjectiveName:
-        """The quantity that is estimated from the rows."""
-        return self.objective
-
-    @property
-    def wanted_halfwidth(self) -> float | None:
-        """Half-width of the interval at which the search ends; None if it does not end by one."""
-        return self.halfwidth
-
-    @property
     def goal_words(self) -> str | None:
         """The half-width as part of a sentence."""
-        return (
-            f"{_ESTIMATED[self.objective]} is known to ±{100 * self.halfwidth:g} %"
-            if self.halfwidth
-            else None
-        )
+        if self.halfwidth is None:
+            return None
+        return f"{_ESTIMATED[self.objective]} is known to ±{100 * self.halfwidth:g} %"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if len(self.lr_factors) > 1:
-            raise ValueError(
-                f"the sampler `crossing` trains at one learning rate, and `lr_factors` has {len(self.lr_factors)}; "
-                "keep one, or set `sampler: grid`"
-            )
+        self._check_one_rate("trains", "set `sampler: grid`")
         if self.halfwidth is None and self.max_flops is None and self.max_cells is None:
             raise ValueError(
                 "the sampler `crossing` needs an end, at least one of `halfwidth`, `max_flops` and `max_cells`; write "
@@ -179,18 +158,17 @@ class CrossingSection(SearchBase):
 
     def check(self, frontier: FrontierSection, training: TrainingSection) -> None:
         """Raise a `ValueError` if the depths, seeds or rates of the study do not allow the search."""
-        depths, seeds = frontier.depth_values, training.seed_values
+        depths, seeds = len(frontier.depth_values), len(training.seed_values)
         least = 2 if self.objective == "crossings" else 3
-        if len(depths) < least:
+        if depths < least:
             raise ValueError(
                 f"`search.objective` is {self.objective}, which needs {least} depths or more, and `frontier.depths` "
-                f"has {len(depths)}; add depths"
-                + (", or set `search.objective: crossings`" if len(depths) == 2 else "")
+                f"has {depths}; add depths{', or set `search.objective: crossings`' if depths == 2 else ''}"
             )
-        if self.max_seeds is not None and self.max_seeds < len(seeds):
+        if self.max_seeds is not None and self.max_seeds < seeds:
             raise ValueError(
-                f"`search.max_seeds` is {self.max_seeds}, fewer than the {len(seeds)} of `training.seeds`; raise the "
-                "one or lower the other"
+                f"`search.max_seeds` is {self.max_seeds}, fewer than the {seeds} of `training.seeds`; raise the one "
+                "or lower the other"
             )
         if isinstance(training.lr, TableRate) and self.new_budgets != "none":
             raise ValueError(

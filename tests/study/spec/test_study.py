@@ -56,7 +56,7 @@ def test_a_search_by_crossings_needs_the_depths_of_its_aim_and_rates_for_its_sha
         in (refusal(search, "frontier.depths=[1, 2]"))
     )
     two = load_spec(SMALL, [search, "search.objective=crossings", "frontier.depths=[1, 2]"])
-    assert two.search.objective_name == "crossings"
+    assert two.search.objective == "crossings"
     rates = {f"L{found.shape.depth}-d{found.shape.width}": 0.01 for found in shapes(two.frontier)}
     table = f"training.lr={{rule: table, values: {rates}}}".replace("'", "")
     chosen = [search, "search.objective=crossings", "frontier.depths=[1, 2]", table]

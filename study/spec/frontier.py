@@ -66,17 +66,13 @@ class BudgetRange(Section):
         return (self.min, *(self.min * ratio ** (i / steps) for i in range(1, steps)), self.max)
 
 
-def _list_or_table(value: Any) -> str:
-    return "table" if isinstance(value, Mapping | BudgetRange) else "list"
-
-
 class FrontierSection(Section):
     """The shapes that are compared: depths at budgets, or hand-written widths of each depth."""
 
     budgets: (
         Annotated[
             Annotated[Distinct[Budget], Tag("list")] | Annotated[BudgetRange, Tag("table")],
-            Discriminator(_list_or_table),
+            Discriminator(lambda value: "table" if isinstance(value, Mapping | BudgetRange) else "list"),
         ]
         | None
     ) = Field(default=None, description="targets of N = 12·L·d², as a list or as {min, max, points}")

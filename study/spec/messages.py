@@ -13,18 +13,15 @@ from study.spec.search import SECTIONS
 from trainables.data.kind import KINDS, DataKind, TextData
 from trainables.errors import did_you_mean, near_misses, shortened
 
-#: How many mistakes are listed at once, and from how many of pydantic's errors they are taken: a list of thousands
-#: of wrong items has as many.
+#: How many mistakes are listed at once.
 MOST_MISTAKES = 5
-MOST_ERRORS = 100
 #: What a value should be, where pydantic names a type of Python.
 _IN_YAML = {
     "tuple_type": "it should be a list such as [1, 2]",
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "it should be a section with keys"),
 }
 
-
-#: Of a value that is nested by aliases of YAML a whole text could take hours.
+#: If aliases of YAML nest a value, its whole text could take hours.
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 4
 _BRIEF.maxdict = _BRIEF.maxlist = _BRIEF.maxtuple = 8
@@ -41,8 +38,7 @@ def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseMode
         origin: name of the document.
     """
     # A default that follows from other keys cannot be made while one of these is wrong.
-    every = [one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"]
-    errors = every[:MOST_ERRORS]
+    errors = [one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"]
     places = [_place(details, raw, model) for details in errors]
     found: dict[str, list[str]] = {}
     meant: set[str] = set()
@@ -62,10 +58,9 @@ def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseMode
         for subject, demands in found.items()
         if subject not in meant
     ]
-    more = len(sentences) - MOST_MISTAKES + len(every) - len(errors)
-    tail = f" And {more} more." if more > 0 else ""
+    more = len(sentences) - MOST_MISTAKES
     listed = (text if text.endswith("?") else f"{text}." for text in sentences[:MOST_MISTAKES])
-    return f"{origin}: {' '.join(listed)}{tail}"
+    return f"{origin}: {' '.join(listed)}{f' And {more} more.' if more > 0 else ''}"
 
 
 def _place(
@@ -116,13 +111,14 @@ def _mistake(
         case "missing":
             return f"`{path}` is missing", ""
         case "extra_forbidden":
-            key, keys = path.rpartition(".")[2], _keys(holders)
-            sections = {name: _keys(_models(field.annotation)) for name, field in model.model_fields.items()}
-            homes = [f"{name}.{key}" for name, inside in sections.items() if key in inside]
+            section, key, keys = path.partition(".")[0], path.rpartition(".")[2], _keys(holders)
             # A key of the same section would be the wrong advice: `training.base` for `training.lr.base`.
-            section = path.partition(".")[0]
-            elsewhere = [f"; did you mean `{home}`?" for home in homes if not home.startswith(f"{section}.")]
-            hint = did_you_mean(key, keys) or "".join(elsewhere[:1])
+            homes = [
+                f"; did you mean `{name}.{key}`?"
+                for name, field in model.model_fields.items()
+                if name != section and key in _keys(_models(field.annotation))
+            ]
+            hint = did_you_mean(key, keys) or "".join(homes[:1])
             return f"`{path}` is not a key", f"allowed: {', '.join(keys)}{hint}"
         case "union_tag_not_found":
             tags = [get_args(one.model_fields[discriminator].annotation)[0] for one in holders]
@@ -135,8 +131,7 @@ def _mistake(
     subject = f"`{path or 'the spec'}` is {show(value)}"
     expected = context.get("expected", context.get("expected_tags"))
     if expected is None:
-        message = _IN_YAML.get(kind, details["msg"])
-        message = re.sub("^(Input|Tuple|Dictionary) should", "it should", message)
+        message = re.sub("^(Input|Tuple|Dictionary) should", "it should", _IN_YAML.get(kind, details["msg"]))
         return subject, message[0].lower() + message[1:]
     words = str(expected).replace("'", "").replace(" or ", ", ")
     hint = did_you_mean(show(value).strip("'"), words.split(", "))

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -20,17 +20,22 @@ Seconds = Annotated[float, Field(gt=0, le=1e9)]
 SECRET = re.compile(r"passw|pwd|token|secret|credential|(api|access|account|private).?key", re.IGNORECASE)
 
 
-def _secrets(uri: SplitResult) -> list[str]:
-    """The parameters of an address that hold a secret: it would leak, as a spec is written to disk and to MLflow."""
-    return [key for key, _ in parse_qsl(uri.query, keep_blank_values=True) if SECRET.search(key)]
+def _check_no_secret(key: str, address: SplitResult, in_host: object, variables: str) -> None:
+    """Raise a `ValueError` for an address with a secret: it would leak, as a spec is written to disk and to MLflow."""
+    names = [name for name, _ in parse_qsl(address.query, keep_blank_values=True) if SECRET.search(name)]
+    if names or in_host:
+        where = f" (`{names[0]}`)" if names else ""
+        raise ValueError(
+            f"`{key}` holds a password or key{where}, and specs are kept as files; take it out and set {variables} in "
+            "the environment of every machine"
+        )
 
 
 def _known_device(name: str) -> str:
     if name == "auto":
         return local_device()
     if name not in DEVICES:
-        expected = ", ".join(f"'{device}'" for device in ("auto", *DEVICES))
-        raise PydanticKnownError("literal_error", {"expected": expected})
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(("auto", *DEVICES))})
     return name
 
 
@@ -57,14 +62,10 @@ class MinWidth(Section):
         return self
 
 
-def _degree_kind(value: Any) -> str:
-    return "table" if isinstance(value, Mapping | MinWidth) else "one"
-
-
 #: How many ranks share something of a cell.
 DegreeRule = Annotated[
     Annotated[Literal["auto"] | Degree, Tag("one")] | Annotated[MinWidth, Tag("table")],
-    Discriminator(_degree_kind),
+    Discriminator(lambda value: "table" if isinstance(value, Mapping | MinWidth) else "one"),
 ]
 
 
@@ -175,8 +176,7 @@ class ResourcesSection(Section):
     def gpus_per_trial(self) -> float:
         """GPUs of each rank of a trial: 0 on a CPU, else 1 or the part of a trial that shares one."""
         # Ray counts in 1/10,000.
-        shared = math.floor(10_000 / self.sharing) / 10_000
-        return shared if DEVICES[self.device].is_gpu else 0
+        return math.floor(10_000 / self.sharing) / 10_000 if DEVICES[self.device].is_gpu else 0
 
     @property
     def sharing(self) -> int:
@@ -197,12 +197,9 @@ class ResourcesSection(Section):
 
     @model_validator(mode="after")
     def _no_secret(self) -> Self:
-        parts = urlsplit(self.storage)
-        if "@" in parts.netloc or _secrets(parts):
-            raise ValueError(
-                "`storage` holds a password or key, and specs are kept as files; take it out and set it in the "
-                "environment of every machine (for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
-            )
+        address = urlsplit(self.storage)
+        variables = "it (for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+        _check_no_secret("storage", address, "@" in address.netloc, variables)
         return self
 
 
@@ -220,20 +217,18 @@ class TrackingSection(Section):
     def _usable_and_no_secret(self) -> Self:
         example = "write it as http://host:5000"
         try:
-            parts = urlsplit(self.uri)
+            address = urlsplit(self.uri)
         except ValueError as error:
             raise ValueError(f"`uri` is not an address ({error}); {example}") from None
-        if (secrets := _secrets(parts)) or parts.password:
-            where = f" (`{secrets[0]}`)" if secrets else ""
-            raise ValueError(
-                f"`uri` holds a password{where}, and specs are kept as files; take it out and set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN; PGPASSWORD for "
-                "a database) in the environment"
-            )
+        variables = (
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN; PGPASSWORD for a "
+            "database)"
+        )
+        _check_no_secret("uri", address, address.password, variables)
         try:
-            _ = parts.port
+            _ = address.port
         except ValueError:
             raise ValueError(f"`uri` has a port that is not a number from 0 to 65535; {example}") from None
-        if parts.scheme in ("http", "https") and not parts.hostname:
+        if address.scheme in ("http", "https") and not address.hostname:
             raise ValueError(f"`uri` names no host; {example}")
         return self

@@ -8,13 +8,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from study.errors import SpecError
-from study.spec.section import Depth, Distinct, Section, Seed, Width, read_size
+from study.spec.section import Depth, Distinct, Section, Seed, Size, Width
 from trainables.cell import Base, Precision, Recipe, RecipeFields, Shape
 from trainables.errors import shortened, some
-
-
-def _list_or_count(value: Any) -> str:
-    return "list" if isinstance(value, list | tuple) else "count"
 
 
 class FixedRate(Section):
@@ -69,8 +65,7 @@ class TableRate(Section):
         if name not in self.values:
             raise SpecError(
                 f"`training.lr.values` has no rate for {name}, a shape of the frontier. It has: "
-                f"{some(sorted(self.values))}. "
-                f"Add `{name}: <rate>`, or use `rule: width`."
+                f"{some(sorted(self.values))}. Add `{name}: <rate>`, or use `rule: width`."
             )
         return self.values[name]
 
@@ -111,10 +106,7 @@ class TrainingSection(Section, RecipeFields):
     steps: int | None = Field(default=None, ge=1, le=10**12, description="optimizer steps")
     batch: int = Field(default=32, ge=1, le=10_000_000, description="sequences of one step, over all ranks")
     context: int = Field(default=128, ge=2, le=100_000_000, description="tokens of a sequence, T")
-    tokens: (
-        Annotated[float, BeforeValidator(read_size, json_schema_input_type=float | str), Field(ge=1, le=1e18)]
-        | None
-    ) = Field(
+    tokens: Annotated[Size, Field(ge=1, le=1e18)] | None = Field(
         default=None,
         description="instead of steps: training tokens, in whole steps; without both, 20 times the largest budget",
     )
@@ -134,7 +126,7 @@ class TrainingSection(Section, RecipeFields):
     )
     seeds: Annotated[
         Annotated[int, Field(ge=1, le=10_000), Tag("count")] | Annotated[Distinct[Seed], Tag("list")],
-        Discriminator(_list_or_count),
+        Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "count"),
     ] = Field(default=3, description="how many (0, 1, …), or which")
 
     @property

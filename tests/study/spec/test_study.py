@@ -355,8 +355,14 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("resources.storage=abfs://b/c?account_key=hunter2", ["`storage` holds a password or key"]),
         ("resources.utilisation=40", ["`resources.utilisation`", "is 40", "less than or equal to 1"]),
         ("tracking.uri=https://me:hunter2@host", ["`uri` holds a password", "MLFLOW_TRACKING_PASSWORD"]),
-        ("tracking.uri=postgresql://host/db?sslpassword=hunter2", ["`uri` holds a password (`sslpassword`)"]),
-        ("tracking.uri=https://host/?access_token=hunter2", ["`uri` holds a password (`access_token`)"]),
+        (
+            "tracking.uri=postgresql://host/db?sslpassword=hunter2",
+            ["`uri` holds a password or key (`sslpassword`)"],
+        ),
+        (
+            "tracking.uri=https://host/?access_token=hunter2",
+            ["`uri` holds a password or key (`access_token`)"],
+        ),
         (
             "tracking.uri=http://localhost:abc",
             ["In `tracking`", "port that is not a number", "http://host:5000"],

@@ -64,7 +64,6 @@ class CrossingSearch(Search):
         assert isinstance(spec.search, CrossingSection)
         self.total, self._workers = plan.cell_count, workers
         self._section, self._objective = spec.search, objective_of(spec)
-        self._rule = StoppingRule(self._objective, spec.search.halfwidth)
         # Sensitivity runs and cells of other studies are not the search's.
         self._cells = {planned.cell.key: planned for planned in plan.main}
         self._options = {key: _option(planned) for key, planned in self._cells.items()}
@@ -78,6 +77,10 @@ class CrossingSearch(Search):
         """Of the ended cells, in the order in which they ended."""
         self._spent: list[float] = []
         """Training FLOPs of the ended cells, up to the last step of a diverged one."""
+        self._estimates: dict[int, Estimate] = {}
+        """At the checks so far, by the number of rows they follow from."""
+        self._judged = 0
+        """Checks at which the half-width was not reached."""
         self._queue: list[Choice] = []
         self._basis: tuple[int, int] | None = None
         """The rows and the affordable cells that the queue was chosen by; None before the first choice."""
@@ -121,11 +124,17 @@ class CrossingSearch(Search):
 
     def state(self) -> SearchState:
         """Return the state now."""
-        latest = self._rule.latest(frame(self._rows))
-        return SearchState(len(self._rows), math.fsum(self._spent), latest)
+        latest = [self._estimate(count) for count in checks(len(self._rows))[-1:]]
+        return SearchState(len(self._rows), math.fsum(self._spent), latest[0] if latest else None)
 
     def _is_due(self) -> bool:
         return checks(len(self._rows))[-1:] == [len(self._rows)]
+
+    def _estimate(self, count: int) -> Estimate:
+        """Return the estimate from the first rows that ended."""
+        if count not in self._estimates:
+            self._estimates[count] = estimate(frame(self._rows[:count]), self._objective)
+        return self._estimates[count]
 
     def _begin(self, key: str) -> PlannedCell:
         self._tried.add(key)
@@ -169,8 +178,19 @@ class CrossingSearch(Search):
         return most - math.fsum(self._spent) - sum(option.cost for option in self._running.values())
 
     def _ending(self) -> SearchEnd | None:
-        """Return the limit that is reached, the half-width at any check so far."""
-        return self._rule.ending(frame(self._rows)) or self._limit()
+        """Return the limit that is reached; the half-width if any check reached it.
+
+        Cells that finish after that check do not undo it.
+        """
+        wanted, due = self._section.halfwidth, checks(len(self._rows))
+        while wanted is not None and self._judged < len(due):
+            last = due[max(0, self._judged - CHECKS + 1) : self._judged + 1]
+            judged = [self._estimate(count) for count in last]
+            if reached(judged, wanted):
+                end = f"The search ends after {last[-1]} cells: ±{100 * wanted:g} % was asked for."
+                return SearchEnd("halfwidth", f"{judged[-1].words} {end}")
+            self._judged += 1
+        return self._limit()
 
     def _limit(self) -> SearchEnd | None:
         tried, most, flops = len(self._tried), self._section.max_cells, self._section.max_flops
@@ -230,42 +250,3 @@ def checks(count: int) -> list[int]:
     while found[-1] <= count:
         found.append(found[-1] + max(1, math.floor(found[-1] * CHECK_SHARE)))
     return found[:-1]
-
-
-class StoppingRule:
-    """The estimates of one search, each a function of the first rows that ended and of nothing else."""
-
-    def __init__(self, objective: Objective, halfwidth: float | None) -> None:
-        """Begin without rows; `halfwidth` is the relative half-width at which the search ends, if it ends by one."""
-        self.objective, self.halfwidth = objective, halfwidth
-        self._estimates: dict[int, Estimate] = {}
-        self._judged = 0
-        """Checks at which the half-width was not reached."""
-
-    def latest(self, rows: pd.DataFrame) -> Estimate | None:
-        """Return the estimate at the last check; None before the first."""
-        due = checks(len(rows))
-        return self._at(rows, due[-1]) if due else None
-
-    def ending(self, rows: pd.DataFrame) -> SearchEnd | None:
-        """Return the end of the search if any check of the rows in their order reached the half-width.
-
-        Cells that finish after the rule was met do not undo it.
-        """
-        if self.halfwidth is None:
-            return None
-        due = checks(len(rows))
-        while self._judged < len(due):
-            last = due[max(0, self._judged - CHECKS + 1) : self._judged + 1]
-            judged = [self._at(rows, count) for count in last]
-            if reached(judged, self.halfwidth):
-                wanted = f"±{100 * self.halfwidth:g} % was asked for"
-                words = f"{judged[-1].words} The search ends after {last[-1]} cells: {wanted}."
-                return SearchEnd("halfwidth", words)
-            self._judged += 1
-        return None
-
-    def _at(self, rows: pd.DataFrame, count: int) -> Estimate:
-        if count not in self._estimates:
-            self._estimates[count] = estimate(rows.iloc[:count], self.objective)
-        return self._estimates[count]

@@ -10,7 +10,6 @@ made anew where they differ.
 import importlib
 import inspect
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,22 +73,19 @@ class OptunaStudies(Trials):
         self._outcomes = dict(known)
         self._running: set[str] = set()
         several = len({planned.lr_factor for planned in plan.main}) > 1
-        self._candidates: dict[float, dict[tuple[float, ...], _Candidate]] = defaultdict(dict)
+        self._candidates: dict[float, dict[tuple[float, ...], _Candidate]] = {}
         self._of_cell: dict[str, _Candidate] = {}
         for planned in plan.main:
             params: dict[str, float] = {DEPTH: planned.cell.shape.depth}
             if several:
                 params[LR_FACTOR] = planned.lr_factor
-            group = self._candidates[planned.budget]
+            group = self._candidates.setdefault(planned.budget, {})
             candidate = group.setdefault(tuple(params.values()), _Candidate(planned.budget, params, []))
             candidate.cells.append(planned)
             self._of_cell[planned.cell.key] = candidate
-        started: dict[float, dict[_Candidate, None]] = defaultdict(dict)
-        for key in [*known, *begun]:
-            if key in self._of_cell:
-                started[self._of_cell[key].budget][self._of_cell[key]] = None
-        for budget, candidates in started.items():
-            self._restore(budget, list(candidates))
+        started = dict.fromkeys(self._of_cell[key] for key in (*known, *begun) if key in self._of_cell)
+        for budget in dict.fromkeys(candidate.budget for candidate in started):
+            self._restore(budget, [candidate for candidate in started if candidate.budget == budget])
 
     @property
     def budgets(self) -> list[float]:
@@ -162,25 +158,24 @@ class OptunaStudies(Trials):
 
     def _study(self, budget: float) -> optuna.Study:
         if budget not in self._studies:
-            study = self._studies[budget] = optuna.create_study(
+            sampler: BaseSampler = RandomSampler(seed=0)
+            if self.section:
+                # Other random numbers at each budget, and when a search goes on.
+                seed = self.section.seed + 1000 * self.budgets.index(budget) + len(self._outcomes)
+                sampler = make_sampler(self.section, seed, lambda: list(self._studies.values()))
+            study = optuna.create_study(
                 storage=self._storage,
                 study_name=self._study_name(budget),
-                sampler=_Untried(self._sampler(budget), self._space(budget), lambda: self._untried(budget)),
+                sampler=_Untried(sampler, self._space(budget), lambda: self._untried(budget)),
                 load_if_exists=True,
             )
             if BUDGET not in study.user_attrs:
                 study.set_user_attr(BUDGET, budget)
+            self._studies[budget] = study
         return self._studies[budget]
 
     def _study_name(self, budget: float) -> str:
         return f"{self._name}: N = {budget:g}"
-
-    def _sampler(self, budget: float) -> BaseSampler:
-        if self.section is None:
-            return RandomSampler(seed=0)
-        # Other random numbers at each budget, and when a search goes on.
-        seed = self.section.seed + 1000 * self.budgets.index(budget) + len(self._outcomes)
-        return make_sampler(self.section, seed, lambda: list(self._studies.values()))
 
     def _enqueue(self, candidate: _Candidate) -> None:
         study = self._study(candidate.budget)
@@ -189,19 +184,18 @@ class OptunaStudies(Trials):
 
     def _restore(self, budget: float, begun: Sequence[_Candidate]) -> None:
         """Give the candidates of a budget that have begun their trials: those of the database if they agree."""
-        space, ended = self._space(budget), []
-        for one in begun:
-            if self._has_ended(one):
-                value, state, attributes = self._result(one)
-                ended.append(
-                    optuna.trial.create_trial(
-                        params=one.params,
-                        distributions=space,
-                        value=value,
-                        state=state,
-                        user_attrs=attributes,
-                    )
+        ended = []
+        for one in (one for one in begun if self._has_ended(one)):
+            value, state, attributes = self._result(one)
+            ended.append(
+                optuna.trial.create_trial(
+                    params=one.params,
+                    distributions=self._space(budget),
+                    value=value,
+                    state=state,
+                    user_attrs=attributes,
                 )
+            )
         if _results(self._study(budget).trials) != _results(ended) or len(ended) < len(begun):
             optuna.delete_study(study_name=self._study_name(budget), storage=self._storage)
             del self._studies[budget]
@@ -254,8 +248,9 @@ class _Untried(BaseSampler):
             chosen = self.sampler.sample_relative(study, trial, inner)
         except ImportError as error:  # some samplers import their package only here
             raise _missing_package(type(self.sampler).__name__, error) from error
-        for name in search_space.keys() - chosen.keys():
-            chosen[name] = self.sample_independent(study, trial, name, search_space[name])
+        for name, distribution in self.space.items():
+            if name not in chosen:
+                chosen[name] = self.sample_independent(study, trial, name, distribution)
 
         def distance(params: dict[str, float]) -> float:
             return sum(abs(math.log(value / chosen[name])) for name, value in params.items())

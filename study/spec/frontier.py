@@ -49,9 +49,12 @@ class Miss:
 class BudgetRange(Section):
     """Budgets from `min` to `max` in equal ratios."""
 
-    min: Budget = Field(description="smallest budget")
-    max: Budget = Field(description="largest budget")
-    points: int = Field(ge=2, le=10_000, description="number of budgets, both ends included")
+    min: Budget
+    """smallest budget"""
+    max: Budget
+    """largest budget"""
+    points: int = Field(ge=2, le=10_000)
+    """number of budgets, both ends included"""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -66,47 +69,32 @@ class BudgetRange(Section):
         return (self.min, *(self.min * ratio ** (i / steps) for i in range(1, steps)), self.max)
 
 
+Budgets = Annotated[
+    Annotated[Distinct[Budget], Tag("list")] | Annotated[BudgetRange, Tag("table")],
+    Discriminator(lambda value: "table" if isinstance(value, Mapping | BudgetRange) else "list"),
+]
+
+
 class FrontierSection(Section):
     """The shapes that are compared: depths at budgets, or hand-written widths of each depth."""
 
-    budgets: (
-        Annotated[
-            Annotated[Distinct[Budget], Tag("list")] | Annotated[BudgetRange, Tag("table")],
-            Discriminator(lambda value: "table" if isinstance(value, Mapping | BudgetRange) else "list"),
-        ]
-        | None
-    ) = Field(default=None, description="targets of N = 12·L·d², as a list or as {min, max, points}")
-    depths: Distinct[Depth] | None = Field(default=None, description="layers L")
-    widths: dict[Depth, Distinct[Width]] | None = Field(
-        default=None,
-        min_length=1,
-        description="instead of budgets: the widths of each depth; the budget of a shape is its own N. "
-        "`depths`, if given, selects among them",
-    )
-    heads: int | None = Field(
-        default=None,
-        ge=1,
-        le=10_000,
-        description="attention heads of every layer; by default 2, as in the paper",
-    )
-    head_dim: int | None = Field(
-        default=None, ge=1, le=10_000, description="instead of heads: the width of one head"
-    )
-    tolerance: float = Field(
-        default=0.1,
-        gt=0,
-        lt=1,
-        description="largest relative difference between N of a shape and its budget",
-    )
-    width_multiple: int = Field(
-        default=1, ge=1, le=10_000, description="widths are multiples of this, and of the heads"
-    )
-    max_cells: int = Field(
-        default=10_000,
-        ge=1,
-        le=10_000_000,
-        description="most cells of a plan, and most pairs of budget and depth; larger plans are refused",
-    )
+    budgets: Budgets | None = None
+    """targets of N = 12·L·d², as a list or as {min, max, points}"""
+    depths: Distinct[Depth] | None = None
+    """layers L"""
+    widths: dict[Depth, Distinct[Width]] | None = Field(default=None, min_length=1)
+    """instead of budgets: the widths of each depth; the budget of a shape is its own N. `depths`, if given, selects
+    among them"""
+    heads: int | None = Field(default=None, ge=1, le=10_000)
+    """attention heads of every layer; by default 2, as in the paper"""
+    head_dim: int | None = Field(default=None, ge=1, le=10_000)
+    """instead of heads: the width of one head"""
+    tolerance: float = Field(default=0.1, gt=0, lt=1)
+    """largest relative difference between N of a shape and its budget"""
+    width_multiple: int = Field(default=1, ge=1, le=10_000)
+    """widths are multiples of this, and of the heads"""
+    max_cells: int = Field(default=10_000, ge=1, le=10_000_000)
+    """most cells of a plan, and most pairs of budget and depth; larger plans are refused"""
 
     @model_validator(mode="before")
     @classmethod

@@ -42,10 +42,8 @@ def _known_device(name: str) -> str:
 class MinWidth(Section):
     """A degree by the width of the shape."""
 
-    min_width: dict[Degree, Annotated[Width, Field(strict=True)]] = Field(
-        min_length=1,
-        description="least width of each degree, such as {2: 2048, 4: 8192}; narrower shapes have 1",
-    )
+    min_width: dict[Degree, Annotated[Width, Field(strict=True)]] = Field(min_length=1)
+    """least width of each degree, such as {2: 2048, 4: 8192}; narrower shapes have 1"""
 
     def degree(self, width: int) -> int:
         """Return the largest degree that a width allows."""
@@ -73,104 +71,61 @@ class ResourcesSection(Section):
     """Devices of a trial, how a cell is spread over ranks, storage, and assumptions of the estimates."""
 
     device: Annotated[str, AfterValidator(_known_device)] = Field(
-        default_factory=local_device,
-        description="what a trial trains on, which sets memory and speed in the plan; auto (the default) is the GPU of "
-        "this machine, or its CPU",
-        json_schema_extra={"enum": ["auto", *DEVICES]},
+        default_factory=local_device, json_schema_extra={"enum": ["auto", *DEVICES]}
     )
-    slots: Literal["auto"] | Count = Field(
-        default="auto",
-        description="devices in use at a time; a cell takes one per rank. auto is the number of cores or GPUs here, or "
-        "of ranks that the cluster can hold",
-    )
-    pool: str = Field(
-        default="any",
-        min_length=1,
-        description="machines of a cluster: a resource that marks them, such as spot, on_demand or wide, or any; "
-        "for device cpu any is the pool without GPUs",
-    )
+    """what a trial trains on, which sets memory and speed in the plan; auto (the default) is the GPU of this machine,
+    or its CPU"""
+    slots: Literal["auto"] | Count = "auto"
+    """devices in use at a time; a cell takes one per rank. auto is the number of cores or GPUs here, or of ranks that
+    the cluster can hold"""
+    pool: str = Field(default="any", min_length=1)
+    """machines of a cluster: a resource that marks them, such as spot, on_demand or wide, or any; for device cpu any is
+    the pool without GPUs"""
     # Ray counts in 1/10,000.
-    cpus_per_trial: float = Field(default=1, ge=1e-4, le=1e6, description="CPU cores of each rank of a trial")
-    trials_per_gpu: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
-        default=1,
-        description="trials of one rank that share a GPU, for cells too small to fill it; auto is as many as the "
-        "memory and the time of the largest cell allow, at most 8",
-    )
-    tensor_parallel: DegreeRule = Field(
-        default="auto",
-        description="ranks that share each matrix of a cell; auto is the fewest whose memory fits the device, or a "
-        "number, or {min_width: {2: 2048, 4: 8192}}",
-    )
-    data_parallel: DegreeRule = Field(
-        default="auto",
-        description="groups of ranks that share each batch; auto takes them before tensor parallelism where one "
-        "device holds the weights",
-    )
-    zero: Literal["auto", 0, 1, 2, 3] = Field(
-        default="auto",
-        description="what data-parallel groups share: optimizer (1), gradients (2), weights (3); auto is the cheapest "
-        "that is correct: 0 for one rank, 1 for several",
-    )
-    micro_batch: Literal["auto"] | Count = Field(
-        default="auto",
-        description="sequences a group works on at once; auto is the most that fit the device, on a GPU up to 65,536 "
-        "tokens",
-    )
-    activation_checkpointing: Literal["never", "always", "auto"] = Field(
-        default="never",
-        description="recompute the activations inside a layer in backward: a third more work for less memory; auto is "
-        "only if a cell does not fit without",
-    )
-    shard_vocabulary: Literal["never", "always"] = Field(
-        default="never",
-        description="also share the embedding and the logits among tensor-parallel ranks",
-    )
-    compile: Literal["never", "always", "auto"] = Field(
-        default="auto",
-        description="compile the layers of cells without dropout or tensor parallelism; auto is on a GPU, for cells of "
-        "ten minutes or more",
-    )
-    gang_timeout_seconds: Seconds = Field(
-        default=300, description="how long ranks wait for one another before the trial fails"
-    )
-    storage: str = Field(
-        default="auto",
-        min_length=1,
-        description="for what all machines share: packed data, checkpoints, final weights, a copy of the results. auto "
-        "is INTERPLAY_STORAGE, else the results folder; or a folder or URI that every machine reaches, "
-        "such as s3://BUCKET/FOLDER",
-    )
-    checkpoint_every_seconds: Seconds | Literal["auto"] = Field(
-        default="auto",
-        description="most work lost if a machine is lost; auto is 30, or 20 times what the last checkpoint took if "
-        "that is more",
-    )
-    capacity_timeout_seconds: Seconds = Field(
-        default=600,
-        description="how long a pool of a cluster may start no machine before a warning",
-    )
-    max_retries: int = Field(
-        default=2,
-        ge=0,
-        le=10_000,
-        description="new attempts from the same checkpoint after a lost process or machine",
-    )
-    evaluations: int = Field(
-        default=4, ge=1, le=100_000, description="evaluations during a cell, the last one at its end"
-    )
-    keep_weights: Literal["final", "none"] = Field(
-        default="final",
-        description="final: the weights of each cell that is done stay in the results folder, for `interplay export`",
-    )
-    price_per_hour: float | None = Field(
-        default=None, ge=0, le=1e9, description="of one slot, in any currency"
-    )
-    utilisation: float | None = Field(
-        default=None,
-        ge=1e-6,
-        le=1,
-        description="share of the device's peak that plans assume, instead of the built-in one",
-    )
+    cpus_per_trial: float = Field(default=1, ge=1e-4, le=1e6)
+    """CPU cores of each rank of a trial"""
+    trials_per_gpu: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = 1
+    """trials of one rank that share a GPU, for cells too small to fill it; auto is as many as the memory and the time
+    of the largest cell allow, at most 8"""
+    tensor_parallel: DegreeRule = "auto"
+    """ranks that share each matrix of a cell; auto is the fewest whose memory fits the device, or a number, or
+    {min_width: {2: 2048, 4: 8192}}"""
+    data_parallel: DegreeRule = "auto"
+    """groups of ranks that share each batch; auto takes them before tensor parallelism where one device holds the
+    weights"""
+    zero: Literal["auto", 0, 1, 2, 3] = "auto"
+    """what data-parallel groups share: optimizer (1), gradients (2), weights (3); auto is the cheapest that is correct:
+    0 for one rank, 1 for several"""
+    micro_batch: Literal["auto"] | Count = "auto"
+    """sequences a group works on at once; auto is the most that fit the device, on a GPU up to 65,536 tokens"""
+    activation_checkpointing: Literal["never", "always", "auto"] = "never"
+    """recompute the activations inside a layer in backward: a third more work for less memory; auto is only if a cell
+    does not fit without"""
+    shard_vocabulary: Literal["never", "always"] = "never"
+    """also share the embedding and the logits among tensor-parallel ranks"""
+    compile: Literal["never", "always", "auto"] = "auto"
+    """compile the layers of cells without dropout or tensor parallelism; auto is on a GPU, for cells of ten minutes or
+    more"""
+    gang_timeout_seconds: Seconds = 300
+    """how long ranks wait for one another before the trial fails"""
+    storage: str = Field(default="auto", min_length=1)
+    """for what all machines share: packed data, checkpoints, final weights, a copy of the results. auto is
+    INTERPLAY_STORAGE, else the results folder; or a folder or URI that every machine reaches, such as
+    s3://BUCKET/FOLDER"""
+    checkpoint_every_seconds: Seconds | Literal["auto"] = "auto"
+    """most work lost if a machine is lost; auto is 30, or 20 times what the last checkpoint took if that is more"""
+    capacity_timeout_seconds: Seconds = 600
+    """how long a pool of a cluster may start no machine before a warning"""
+    max_retries: int = Field(default=2, ge=0, le=10_000)
+    """new attempts from the same checkpoint after a lost process or machine"""
+    evaluations: int = Field(default=4, ge=1, le=100_000)
+    """evaluations during a cell, the last one at its end"""
+    keep_weights: Literal["final", "none"] = "final"
+    """final: the weights of each cell that is done stay in the results folder, for `interplay export`"""
+    price_per_hour: float | None = Field(default=None, ge=0, le=1e9)
+    """of one slot, in any currency"""
+    utilisation: float | None = Field(default=None, ge=1e-6, le=1)
+    """share of the device's peak that plans assume, instead of the built-in one"""
 
     @property
     def gpus_per_trial(self) -> float:
@@ -206,12 +161,10 @@ class ResourcesSection(Section):
 class TrackingSection(Section):
     """The MLflow store of the study."""
 
-    uri: str = Field(
-        default="auto", min_length=1, description="auto is SQLite in the results folder; or an MLflow URI"
-    )
-    experiment: str | None = Field(
-        default=None, min_length=1, description="MLflow experiment; by default the name"
-    )
+    uri: str = Field(default="auto", min_length=1)
+    """auto is SQLite in the results folder; or an MLflow URI"""
+    experiment: str | None = Field(default=None, min_length=1)
+    """MLflow experiment; by default the name"""
 
     @model_validator(mode="after")
     def _usable_and_no_secret(self) -> Self:

@@ -30,9 +30,8 @@ class SearchBase(Section):
     """Whether single cells are chosen, also of shapes and seeds that the spec does not list."""
 
     sampler: str
-    lr_factors: Distinct[Annotated[float, Field(gt=0)]] = Field(
-        default=(1.0,), description="multiples of the rule's learning rate, each for every shape"
-    )
+    lr_factors: Distinct[Annotated[float, Field(gt=0)]] = (1.0,)
+    """multiples of the rule's learning rate, each for every shape"""
 
     @model_validator(mode="before")
     @classmethod
@@ -62,7 +61,8 @@ class GridSection(SearchBase):
 
     is_grid = True
 
-    sampler: Literal["grid"] = Field(default="grid", description="every cell")
+    sampler: Literal["grid"] = "grid"
+    """every cell"""
 
 
 class OptunaSection(SearchBase):
@@ -72,13 +72,12 @@ class OptunaSection(SearchBase):
         description=f"{', '.join(OPTUNA_NAMES)}, or the import path of a sampler, as optuna.samplers.QMCSampler",
         json_schema_extra={"anyOf": [{"enum": list(OPTUNA_NAMES)}, {"pattern": r"\."}]},
     )
-    candidates: int = Field(
-        ge=1, description="how many candidates of each budget are trained, each with every seed"
-    )
-    arguments: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments of the sampler's class"
-    )
-    seed: Seed = Field(default=0, description="of the sampler")
+    candidates: int = Field(ge=1)
+    """how many candidates of each budget are trained, each with every seed"""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """keyword arguments of the sampler's class"""
+    seed: Seed = 0
+    """of the sampler"""
 
     @field_validator("sampler", mode="after")
     @classmethod
@@ -102,34 +101,22 @@ class CrossingSection(SearchBase):
 
     chooses_cells = True
 
-    sampler: Literal["crossing"] = Field(description="cells near the crossings")
-    objective: ObjectiveName = Field(
-        default="crossings",
-        description="what is estimated: all crossings, the best depth projected at `target_params`, or the slope b",
-    )
-    target_params: Budget | None = Field(
-        default=None,
-        description="for the objective depth: the N projected at; default: ten times the largest budget",
-    )
-    halfwidth: float | None = Field(
-        default=None,
-        gt=0,
-        le=10,
-        description="ends the search: half the 95 % interval of the objective, relative to it; for crossings in ln N",
-    )
-    max_flops: float | None = Field(
-        default=None, gt=0, description="training FLOPs of all its cells, sensitivity runs not counted"
-    )
-    max_cells: int | None = Field(default=None, ge=1, description="how many cells at most")
-    max_seeds: int | None = Field(
-        default=None,
-        ge=1,
-        le=1000,
-        description="seeds per shape at most, those of `training.seeds` first; by default 8, or as many as these are",
-    )
-    new_budgets: Literal["between", "none"] = Field(
-        default="between", description="whether shapes at budgets between those given may be added"
-    )
+    sampler: Literal["crossing"]
+    """cells near the crossings"""
+    objective: ObjectiveName = "crossings"
+    """what is estimated: all crossings, the best depth projected at `target_params`, or the slope b"""
+    target_params: Budget | None = None
+    """for the objective depth: the N projected at; default: ten times the largest budget"""
+    halfwidth: float | None = Field(default=None, gt=0, le=10)
+    """ends the search: half the 95 % interval of the objective, relative to it; for crossings in ln N"""
+    max_flops: float | None = Field(default=None, gt=0)
+    """training FLOPs of all its cells, sensitivity runs not counted"""
+    max_cells: int | None = Field(default=None, ge=1)
+    """how many cells at most"""
+    max_seeds: int | None = Field(default=None, ge=1, le=1000)
+    """seeds per shape at most, those of `training.seeds` first; by default 8, or as many as these are"""
+    new_budgets: Literal["between", "none"] = "between"
+    """whether shapes at budgets between those given may be added"""
 
     @property
     def goal_words(self) -> str | None:
@@ -201,9 +188,8 @@ SearchSection = Annotated[
 class SensitivitySection(Section):
     """Cells next to each crossing that are trained again at other learning rates, once the search has ended."""
 
-    lr_factors: Distinct[Annotated[float, Field(gt=0)]] = Field(
-        default=(0.5, 2.0), description="multiples of each cell's learning rate"
-    )
+    lr_factors: Distinct[Annotated[float, Field(gt=0)]] = (0.5, 2.0)
+    """multiples of each cell's learning rate"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

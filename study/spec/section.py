@@ -25,7 +25,7 @@ Item = TypeVar("Item")
 class Section(BaseModel):
     """Base of all sections: immutable; unknown keys, infinities and booleans are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod

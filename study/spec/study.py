@@ -40,40 +40,33 @@ NOT_VARIED = ("name", "description", "claim", "vary", "tracking", "diagnostics")
 class StudySpec(Section):
     """A study: the data, the frontier of shapes, how each shape is trained, and how the study is run."""
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-        max_length=100,
-        description="letters, digits, `.`, `_`, `-`, first a letter or digit; names the results folder and the MLflow "
-        "experiment",
-    )
-    description: str = Field(default="", description="one line for lists of studies")
-    claim: str = Field(
-        default="", description="the result that a source reports, with the source; shown in the report"
-    )
-    data: DataSpec = Field(description="what the models are trained on")
-    frontier: FrontierSection = Field(description="which shapes are compared")
-    training: TrainingSection = Field(description="how each shape is trained")
-    search: SearchSection = Field(
-        default_factory=GridSection, description="which cells are trained; by default all"
-    )
-    sensitivity: SensitivitySection | None = Field(
-        default=None, description="other learning rates at the crossings; by default none"
-    )
-    diagnostics: Annotated[tuple[Diagnostic, ...], AfterValidator(distinct)] = Field(
-        default=(),
-        description="what is measured of the layers at the start and at each evaluation; by default nothing",
-    )
-    resources: ResourcesSection = Field(
-        default_factory=ResourcesSection, description="devices, storage, and assumptions of the estimates"
-    )
-    tracking: TrackingSection = Field(default_factory=TrackingSection, description="the MLflow store")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    """letters, digits, `.`, `_`, `-`, first a letter or digit; names the results folder and the MLflow experiment"""
+    description: str = ""
+    """one line for lists of studies"""
+    claim: str = ""
+    """the result that a source reports, with the source; shown in the report"""
+    data: DataSpec
+    """what the models are trained on"""
+    frontier: FrontierSection
+    """which shapes are compared"""
+    training: TrainingSection
+    """how each shape is trained"""
+    search: SearchSection = Field(default_factory=GridSection)
+    """which cells are trained; by default all"""
+    sensitivity: SensitivitySection | None = None
+    """other learning rates at the crossings; by default none"""
+    diagnostics: Annotated[tuple[Diagnostic, ...], AfterValidator(distinct)] = ()
+    """what is measured of the layers at the start and at each evaluation; by default nothing"""
+    resources: ResourcesSection = Field(default_factory=ResourcesSection)
+    """devices, storage, and assumptions of the estimates"""
+    tracking: TrackingSection = Field(default_factory=TrackingSection)
+    """the MLflow store"""
     vary: dict[str, Annotated[tuple[Value, ...], Field(min_length=2)]] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=1,
-        description="a key and its values, such as {data.hops: [1, 2, 4]}: a series of studies that differ only in "
-        "this key, each with a report, and one page that compares them",
+        default=None, min_length=1, max_length=1
     )
+    """a key and its values, such as {data.hops: [1, 2, 4]}: a series of studies that differ only in this key, each with
+    a report, and one page that compares them"""
 
     @model_validator(mode="before")
     @classmethod
@@ -83,15 +76,15 @@ class StudySpec(Section):
             return values
         filled = dict(values)
         data, training = filled.get("data"), filled.get("training", {})
-        if isinstance(data, Mapping) and "path" in data and "kind" not in data:
+        if isinstance(data, Mapping) and "path" in data:
             filled["data"] = {"kind": "files", **data}
         if isinstance(training, Mapping) and training.get("steps") is training.get("tokens") is None:
             try:
-                budgets = FrontierSection.model_validate(filled.get("frontier")).budget_values
+                largest = max(FrontierSection.model_validate(filled.get("frontier")).budget_values)
             except ValidationError:
                 # The mistake is explained with the others; any number of tokens will do.
-                budgets = (1.0,)
-            filled["training"] = {**training, "tokens": TOKENS_PER_PARAMETER * max(budgets)}
+                largest = 1.0
+            filled["training"] = {**training, "tokens": TOKENS_PER_PARAMETER * largest}
         return filled
 
     @property

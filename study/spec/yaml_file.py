@@ -40,15 +40,13 @@ class SpecLoader(yaml.SafeLoader):
     """PyYAML's safe loader with the rules of this module."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse what PyYAML accepts as a key: a second one of the same name, a date or a truth value."""
+        """Refuse a second key of the same name."""
         result = super().construct_mapping(node, deep=True)
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            problem = "a key must be a word or a number" if not isinstance(key, str | int | float) else ""
             if key in seen:
                 problem = f"the key `{shortened(str(key))}` is written twice"
-            if problem:
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
             seen.add(key)
         return result
@@ -216,24 +214,23 @@ def _section(document: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _assign(result: dict[str, Any], key: str, value: Any) -> None:
-    parts = key.split(".")
     here: Any = result
+    parts = key.split(".")
     for depth, part in enumerate(parts):
         place = f"`{shortened(key, 120)}`: `{shortened('.'.join(parts[:depth]), 120)}` is"
-        number = int(part) if re.fullmatch(r"\d{1,9}", part) else None
-        if isinstance(here, list):
-            if number is None or number >= len(here):
-                raise SpecError(f"{place} a list of {len(here)}; `{shortened(part)}` is none of its places.")
-            slot: Any = number
-        elif isinstance(here, dict):
+        slot: Any = int(part) if re.fullmatch(r"\d{1,9}", part) else part
+        if isinstance(here, dict):
             # YAML reads the keys of `widths` as numbers.
-            slot = part if number is None or part in here else number
-            if here.get(slot) is None:
-                here[slot] = {}
-        else:
+            slot = part if part in here else slot
+            here.setdefault(slot, None)
+        elif not isinstance(here, list):
             raise SpecError(f"{place} the value {show(here)} and has no keys.")
+        elif isinstance(slot, str) or slot >= len(here):
+            raise SpecError(f"{place} a list of {len(here)}; `{shortened(part)}` is none of its places.")
         if depth == len(parts) - 1:
             here[slot] = value
+        elif here[slot] is None:
+            here[slot] = {}
         here = here[slot]
 
 

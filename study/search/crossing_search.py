@@ -52,15 +52,7 @@ class CrossingSearch(Search):
     """
 
     def __init__(self, plan: Plan, spec: StudySpec, known: Known, begun: Keys = (), workers: int = 1) -> None:
-        """Resume from known results.
-
-        Args:
-            plan: the cells to choose from.
-            spec: the study, whose section `search` has the objective and the limits.
-            known: outcomes of ended cells.
-            begun: keys of cells without an outcome, which come first.
-            workers: how many cells run at once.
-        """
+        """Resume from the outcomes of ended cells; `begun` are those without one, which come first."""
         assert isinstance(spec.search, CrossingSection)
         self.total, self._workers = plan.cell_count, workers
         self._section, self._objective = spec.search, objective_of(spec)
@@ -167,10 +159,8 @@ class CrossingSearch(Search):
 
     def _affordable(self) -> list[Option]:
         """Return the cells that were not tried and fit into the remaining training FLOPs."""
-        left = self._left()
-        return [
-            option for key, option in self._options.items() if key not in self._tried and option.cost <= left
-        ]
+        left, options = self._left(), self._options.items()
+        return [option for key, option in options if key not in self._tried and option.cost <= left]
 
     def _left(self) -> float:
         """Return the remaining training FLOPs."""

@@ -58,12 +58,8 @@ class OptunaStudies(Trials):
     ) -> None:
         """Make the trials of the candidates that have begun.
 
-        Args:
-            plan: its main cells are those of the candidates.
-            known: outcomes of ended cells.
-            begun: keys of cells that were begun and have no outcome.
-            database: SQLite file; None keeps the studies in memory.
-            section: names the sampler; None if another search chooses.
+        Without a `database`, an SQLite file, the studies are in memory. `section` names the sampler; it is None if
+        another search chooses the cells.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.section = section
@@ -185,17 +181,10 @@ class OptunaStudies(Trials):
     def _restore(self, budget: float, begun: Sequence[_Candidate]) -> None:
         """Give the candidates of a budget that have begun their trials: those of the database if they agree."""
         ended = []
-        for one in (one for one in begun if self._has_ended(one)):
+        for one in filter(self._has_ended, begun):
             value, state, attributes = self._result(one)
-            ended.append(
-                optuna.trial.create_trial(
-                    params=one.params,
-                    distributions=self._space(budget),
-                    value=value,
-                    state=state,
-                    user_attrs=attributes,
-                )
-            )
+            trial = {"params": one.params, "distributions": self._space(budget), "user_attrs": attributes}
+            ended.append(optuna.trial.create_trial(value=value, state=state, **trial))
         if _results(self._study(budget).trials) != _results(ended) or len(ended) < len(begun):
             optuna.delete_study(study_name=self._study_name(budget), storage=self._storage)
             del self._studies[budget]

@@ -126,5 +126,5 @@ def seed_by_seed(plan: Plan) -> list[PlannedCell]:
     All shapes of one seed come before the next, so that an unfinished study has whole curves. The longest of a seed
     come first, so that no worker is left with a long cell at the end.
     """
-    seeds = list(dict.fromkeys(planned.cell.seed for planned in plan.cells))
-    return sorted(plan.cells, key=lambda planned: (seeds.index(planned.cell.seed), -planned.flops))
+    place = {seed: index for index, seed in enumerate(dict.fromkeys(p.cell.seed for p in plan.cells))}
+    return sorted(plan.cells, key=lambda planned: (place[planned.cell.seed], -planned.flops))

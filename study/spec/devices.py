@@ -105,9 +105,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType({device.name: device for device
 
 def cores() -> int:
     """Return the number of CPU cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usable_memory(device: Device, slots: int = 1, share: int | None = None) -> int:

@@ -21,6 +21,7 @@ _IN_YAML = {
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "it should be a section with keys"),
 }
 
+
 #: If aliases of YAML nest a value, its whole text could take hours.
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 4
@@ -29,14 +30,7 @@ _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 1000
 
 
 def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel], origin: str) -> str:
-    """Return pydantic's errors about a document in one paragraph.
-
-    Args:
-        error: pydantic's error.
-        raw: the document.
-        model: the model it was checked against.
-        origin: name of the document.
-    """
+    """Return pydantic's errors about the document `raw`, which errors name `origin`, in one paragraph."""
     # A default that follows from other keys cannot be made while one of these is wrong.
     errors = [one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"]
     places = [_place(details, raw, model) for details in errors]
@@ -75,17 +69,8 @@ def _place(
     parts: list[str] = []
     holders = [model]
     for index, part in enumerate(details["loc"]):
-        if part in SECTIONS and here is not named and SECTIONS[part] in holders:
-            named, holders = here, [SECTIONS[part]]
-            continue
-        if isinstance(here, Mapping) and here is not named and part in (here.get("kind"), here.get("rule")):
-            # The name of a member, which may also be a key: the task `hops` has a key `hops`.
-            named = here
-            holders = [
-                one
-                for one in holders
-                if any(part in get_args(field.annotation) for field in one.model_fields.values())
-            ]
+        if here is not named and (members := _members(part, here, holders)):
+            named, holders = here, members
             continue
         try:
             here = here[part]
@@ -96,6 +81,18 @@ def _place(
         fields = [one.model_fields[str(part)] for one in holders if part in one.model_fields]
         holders = [inner for field in fields for inner in _models(field.annotation)] or holders
     return ".".join(parts), holders
+
+
+def _members(part: object, here: Any, holders: Sequence[type[BaseModel]]) -> list[type[BaseModel]]:
+    """Return the models of a union that a part of a location names.
+
+    The name of a member may also be a key: the task `hops` has a key `hops`.
+    """
+    if part in SECTIONS and SECTIONS[str(part)] in holders:
+        return [SECTIONS[str(part)]]
+    if not isinstance(here, Mapping) or part not in (here.get("kind"), here.get("rule")):
+        return []
+    return [one for one in holders if any(part in get_args(f.annotation) for f in one.model_fields.values())]
 
 
 def _mistake(

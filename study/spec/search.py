@@ -36,15 +36,14 @@ class SearchBase(Section):
     @model_validator(mode="before")
     @classmethod
     def _no_keys_of_other_samplers(cls, values: Any) -> Any:
-        foreign = (
-            [key for key in values if key not in cls.model_fields] if isinstance(values, Mapping) else []
-        )
+        given = values if isinstance(values, Mapping) else {}
         for tag, other in SECTIONS.items():
-            if keys := ", ".join(f"`{key}`" for key in foreign if key in other.model_fields):
+            foreign = other.model_fields.keys() - cls.model_fields.keys()
+            if keys := ", ".join(f"`{key}`" for key in given if key in foreign):
                 name = OPTUNA_NAMES[0] if tag == "optuna" else tag
                 raise ValueError(
                     f"{keys} {'are' if ',' in keys else 'is'} for the sampler `{name}`, and the sampler is "
-                    f"`{values.get('sampler', 'grid')}`; take {keys} out, or choose `sampler: {name}`"
+                    f"`{given.get('sampler', 'grid')}`; take {keys} out, or choose `sampler: {name}`"
                 )
         return values
 

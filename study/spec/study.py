@@ -100,9 +100,8 @@ class StudySpec(Section):
     @property
     def precision(self) -> Precision:
         """The precision of training on the device of `resources`."""
-        if self.training.precision == "auto":
-            return "bf16" if DEVICES[self.resources.device].is_gpu else "fp32"
-        return self.training.precision
+        auto: Precision = "bf16" if DEVICES[self.resources.device].is_gpu else "fp32"
+        return auto if self.training.precision == "auto" else self.training.precision
 
     @property
     def recipe(self) -> Recipe:
@@ -111,9 +110,9 @@ class StudySpec(Section):
 
     def to_yaml(self) -> str:
         """Return the spec as YAML with all defaults; `load_spec` reads it back unchanged."""
-        dump = self.model_dump(mode="json")
+        raw = self.model_dump(mode="json")
         text: str = yaml.safe_dump(
-            dump, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
+            raw, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
         )
         return text
 

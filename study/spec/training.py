@@ -40,11 +40,7 @@ class WidthRate(Section):
 
     def rate(self, shape: Shape) -> float:
         """Peak learning rate of a shape."""
-        return self.at(shape.width)
-
-    def at(self, width: int) -> float:
-        """Peak learning rate of a width."""
-        rate = self.base * math.pow(width, self.exponent)
+        rate = self.base * math.pow(shape.width, self.exponent)
         return rate if self.cap is None else min(self.cap, rate)
 
 
@@ -154,7 +150,7 @@ class TrainingSection(Section, RecipeFields):
             SpecError: the table does not have the shape.
         """
         if self.parametrisation != "sp" and isinstance(self.lr, WidthRate):
-            return self.lr.at(self.base.width)
+            shape = Shape(depth=self.base.depth, width=self.base.width, heads=1)
         return self.lr.rate(shape)
 
     def recipe(self, precision: Precision, head_width: float) -> Recipe:
@@ -176,9 +172,8 @@ class TrainingSection(Section, RecipeFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.steps is None) == (self.tokens is None):
-            given = "neither is" if self.steps is None else "both are"
-            raise ValueError(f"give exactly one of `steps` and `tokens`; {given} given")
+        if self.steps is not None and self.tokens is not None:
+            raise ValueError("give exactly one of `steps` and `tokens`; both are given")
         if self.optimizer == "muon" and isinstance(self.lr, WidthRate):
             raise ValueError(
                 "`optimizer: muon` needs no rate by width, because its steps have the same size in every shape; use "

@@ -33,7 +33,7 @@ _REPLACES: dict[str, tuple[str, ...]] = {
     "frontier.budgets": ("frontier.widths",),
     "frontier.widths": ("frontier.budgets", "frontier.depths"),
 }
-_FLOAT, _DATE, _EQUALS = (f"tag:yaml.org,2002:{name}" for name in ("float", "timestamp", "value"))
+_TAG = "tag:yaml.org,2002:"
 
 
 class SpecLoader(yaml.SafeLoader):
@@ -53,38 +53,29 @@ class SpecLoader(yaml.SafeLoader):
 
 
 SpecLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_FLOAT, _DATE, _EQUALS)]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (f"{_TAG}timestamp", f"{_TAG}value")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-SpecLoader.add_implicit_resolver(
-    _FLOAT,
-    re.compile(
-        r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
-        r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
-    list("-+0123456789."),
-)
+_EXPONENT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
+SpecLoader.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+0123456789."))
 # At once, not by PyYAML's generator, which would build a section that contains itself.
-SpecLoader.add_constructor("tag:yaml.org,2002:map", SpecLoader.construct_mapping)
+SpecLoader.add_constructor(f"{_TAG}map", SpecLoader.construct_mapping)
 
 
 def load_yaml(text: str, loader: type[yaml.SafeLoader] = SpecLoader) -> Any:
     """Return the value of a YAML text; every fault of the text is a `YAMLError`."""
     try:
         return yaml.load(text, Loader=loader)
-    except RecursionError as error:
-        raise yaml.YAMLError("lists and sections are nested too deep") from error
-    except (ValueError, LookupError, AttributeError) as error:
-        # PyYAML's constructors fail in these ways if a scalar does not fit its tag.
-        raise yaml.YAMLError(f"a value does not fit its type: {error}") from error
+    except (RecursionError, ValueError, LookupError, AttributeError) as error:
+        # PyYAML's constructors fail in the last three ways if a scalar does not fit its tag.
+        words = "a value does not fit its type, or lists and sections are nested too deep"
+        raise yaml.YAMLError(f"{words}: {error}") from error
 
 
-def yaml_problem(error: yaml.YAMLError, *, place: bool = True) -> str:
-    """Return where a YAML text is wrong and why: ` at line 2, column 7: …`, or without the place the reason alone."""
+def yaml_problem(error: yaml.YAMLError) -> str:
+    """Return where a YAML text is wrong and why: ` at line 2, column 7: …`."""
     mark = getattr(error, "problem_mark", None)
     reason = shortened(getattr(error, "problem", None) or str(getattr(error, "reason", error)), 200)
-    if not place:
-        return reason
     return f"{f' at line {mark.line + 1}, column {mark.column + 1}' if mark else ''}: {reason}"
 
 
@@ -154,7 +145,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
     try:
         return key, value.strip() if _is_literal(value) else load_yaml(value)
     except yaml.YAMLError as error:
-        raise SpecError(f"the value of `{shown}` is not YAML: {yaml_problem(error, place=False)}.") from error
+        raise SpecError(f"the value of `{shown}` is not YAML{yaml_problem(error)}.") from error
 
 
 def _is_literal(value: str) -> bool:

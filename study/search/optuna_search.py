@@ -94,7 +94,8 @@ class OptunaStudies(Trials):
 
     def begun_cells(self) -> list[PlannedCell]:
         """Return the cells of all candidates that have a trial."""
-        return [planned for one in self._of_cell.values() if one.trial for planned in one.cells]
+        begun = (one for one in dict.fromkeys(self._of_cell.values()) if one.trial)
+        return [planned for one in begun for planned in one.cells]
 
     def ask(self, budget: float) -> list[PlannedCell]:
         """Let the sampler choose a candidate of a budget, and return its cells."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from study.errors import SpecError
-from study.spec.spec_loader import load_yaml, yaml_problem
+from study.spec.yaml_file import load_yaml, yaml_problem
 
 #: Keys and list indices from the top of the document.
 KeyPath = tuple[str | int, ...]

@@ -24,9 +24,9 @@ from analysis.runs.table import Count, RunTable, read_runs
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan, make_plan, wall_seconds
-from study.search.make_search import make_search
+from study.search import make_search
+from study.search.crossing_search import objective_of
 from study.search.sensitivity_runs import sensitivity_cells
-from study.search.stopping_rule import objective_of
 from study.spec.frontier import shapes
 from study.spec.search import CrossingSection, SensitivitySection
 from study.spec.study import StudySpec, load_spec

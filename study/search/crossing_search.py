@@ -1,4 +1,4 @@
-"""The search of the sampler `crossing`: single cells, chosen by `analysis.design.next_cells`.
+"""The search of the sampler `crossing`: single cells, chosen by `analysis.design.next_cells`, and when it ends.
 
 The next cell follows from the rows in the order in which they ended and from the running cells, so that a search that
 was killed resumes identically.
@@ -12,11 +12,12 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.design.next_cells import Choice, Option, propose
+from analysis.design.objective import CHECKS, Estimate, Objective, estimate, reached
+from analysis.design.power import AHEAD
 from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan
 from study.plan.table import short
 from study.search.source import Keys, Known, Search, SearchEnd, SearchState
-from study.search.stopping_rule import StoppingRule, objective_of
 from study.spec.search import CrossingSection
 from study.spec.study import StudySpec
 
@@ -24,6 +25,9 @@ from study.spec.study import StudySpec
 MANY_WORKERS = 8
 #: With that many workers, cells are chosen anew after at least this number of ended cells.
 LEAST_GROUP = 8
+#: Estimates are made each time this share of the ended cells has ended in addition: an estimate costs more the more
+#: rows there are, so the cost per cell stays constant.
+CHECK_SHARE = 1 / 20
 
 
 class EndedRow(NamedTuple):
@@ -47,28 +51,11 @@ class CrossingSearch(Search):
     is thus not repeated for each cell, and it still follows from the rows alone.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        spec: StudySpec,
-        known: Known,
-        begun: Keys = (),
-        workers: int = 1,
-    ) -> None:
-        """Resume from known results.
-
-        Args:
-            plan: the cells to choose from.
-            spec: the study, whose section `search` has the objective and the limits.
-            known: outcomes of ended cells.
-            begun: keys of cells without an outcome, which come first.
-            workers: how many cells run at once.
-        """
+    def __init__(self, plan: Plan, spec: StudySpec, known: Known, begun: Keys = (), workers: int = 1) -> None:
+        """Resume from the outcomes of ended cells; `begun` are those without one, which come first."""
         assert isinstance(spec.search, CrossingSection)
         self.total, self._workers = plan.cell_count, workers
-        self._max_cells, self._max_flops = spec.search.max_cells, spec.search.max_flops
-        self._objective = objective_of(spec)
-        self._rule = StoppingRule(self._objective, spec.search.wanted_halfwidth)
+        self._section, self._objective = spec.search, objective_of(spec)
         # Sensitivity runs and cells of other studies are not the search's.
         self._cells = {planned.cell.key: planned for planned in plan.main}
         self._options = {key: _option(planned) for key, planned in self._cells.items()}
@@ -82,6 +69,10 @@ class CrossingSearch(Search):
         """Of the ended cells, in the order in which they ended."""
         self._spent: list[float] = []
         """Training FLOPs of the ended cells, up to the last step of a diverged one."""
+        self._estimates: dict[int, Estimate] = {}
+        """At the checks so far, by the number of rows they follow from."""
+        self._judged = 0
+        """Checks at which the half-width was not reached."""
         self._queue: list[Choice] = []
         self._basis: tuple[int, int] | None = None
         """The rows and the affordable cells that the queue was chosen by; None before the first choice."""
@@ -97,7 +88,7 @@ class CrossingSearch(Search):
         """Whether no further cell will be returned."""
         return self.ending is not None and not self._waiting
 
-    def take(self) -> PlannedCell | None:
+    def _next(self) -> PlannedCell | None:
         """Return the next cell to run; None if the search has ended or waits for running cells."""
         if self._waiting:
             return self._waiting.pop(0)
@@ -114,21 +105,28 @@ class CrossingSearch(Search):
         self.ending = self._limit()
         return planned
 
-    def tell(self, key: str, outcome: Outcome) -> None:
-        """Record the outcome of a cell."""
+    def _record(self, key: str, outcome: Outcome) -> None:
         self._end(key, outcome)
         if self.ending is None:
-            is_due = self._rule.is_due(len(self._rows))
-            self.ending = self._ending() if is_due else self._limit()
+            self.ending = self._ending() if self._is_due() else self._limit()
 
     def news(self) -> SearchState | None:
         """Return the state if a check was due after the last ended cell, else None."""
-        return self.state() if self._rule.is_due(len(self._rows)) else None
+        return self.state() if self._is_due() else None
 
     def state(self) -> SearchState:
         """Return the state now."""
-        estimate = self._rule.latest(frame(self._rows))
-        return SearchState(len(self._rows), math.fsum(self._spent), estimate)
+        latest = [self._estimate(count) for count in checks(len(self._rows))[-1:]]
+        return SearchState(len(self._rows), math.fsum(self._spent), latest[0] if latest else None)
+
+    def _is_due(self) -> bool:
+        return checks(len(self._rows))[-1:] == [len(self._rows)]
+
+    def _estimate(self, count: int) -> Estimate:
+        """Return the estimate from the first rows that ended."""
+        if count not in self._estimates:
+            self._estimates[count] = estimate(frame(self._rows[:count]), self._objective)
+        return self._estimates[count]
 
     def _begin(self, key: str) -> PlannedCell:
         self._tried.add(key)
@@ -138,7 +136,7 @@ class CrossingSearch(Search):
     def _end(self, key: str, outcome: Outcome) -> None:
         planned = self._cells[key]
         self._ended.append(self._running.pop(key))
-        self._rows.append(row_of(planned, outcome.loss, outcome.kind))
+        self._rows.append(row_of(planned, outcome))
         self._spent.append(planned.flops * outcome.share)
 
     def _upcoming(self) -> list[Choice]:
@@ -161,24 +159,31 @@ class CrossingSearch(Search):
 
     def _affordable(self) -> list[Option]:
         """Return the cells that were not tried and fit into the remaining training FLOPs."""
-        left = self._left()
-        return [
-            option for key, option in self._options.items() if key not in self._tried and option.cost <= left
-        ]
+        left, options = self._left(), self._options.items()
+        return [option for key, option in options if key not in self._tried and option.cost <= left]
 
     def _left(self) -> float:
         """Return the remaining training FLOPs."""
-        if self._max_flops is None:
-            return math.inf
-        return self._max_flops - math.fsum(self._spent) - sum(cell.cost for cell in self._running.values())
+        most = math.inf if self._section.max_flops is None else self._section.max_flops
+        return most - math.fsum(self._spent) - sum(option.cost for option in self._running.values())
 
     def _ending(self) -> SearchEnd | None:
-        """Return the limit that is reached, the half-width at any check so far."""
-        return self._rule.ending(frame(self._rows)) or self._limit()
+        """Return the limit that is reached; the half-width if any check reached it.
+
+        Cells that finish after that check do not undo it.
+        """
+        wanted, due = self._section.halfwidth, checks(len(self._rows))
+        while wanted is not None and self._judged < len(due):
+            last = due[max(0, self._judged - CHECKS + 1) : self._judged + 1]
+            judged = [self._estimate(count) for count in last]
+            if reached(judged, wanted):
+                end = f"The search ends after {last[-1]} cells: ±{100 * wanted:g} % was asked for."
+                return SearchEnd("halfwidth", f"{judged[-1].words} {end}")
+            self._judged += 1
+        return self._limit()
 
     def _limit(self) -> SearchEnd | None:
-        tried = len(self._tried)
-        most, flops = self._max_cells, self._max_flops
+        tried, most, flops = len(self._tried), self._section.max_cells, self._section.max_flops
         if most is not None and tried >= most:
             return SearchEnd("max_cells", f"the limit of {most:,} cells is reached.")
         if tried >= len(self._cells):
@@ -198,14 +203,12 @@ def group_of(workers: int) -> int:
     return max(LEAST_GROUP, workers // 2) if workers >= MANY_WORKERS else max(1, workers // 2)
 
 
-def row_of(planned: PlannedCell, loss: float | None, status: str) -> EndedRow:
+def row_of(planned: PlannedCell, outcome: Outcome) -> EndedRow:
     """Return the row of an ended cell."""
-    shape = planned.cell.shape
-    return EndedRow(
-        *(shape.depth, shape.width, float(shape.budget_params)),
-        *(planned.lr_factor, planned.cell.lr, planned.cell.seed),
-        *(math.nan if loss is None or not math.isfinite(loss) else loss, status),
-    )
+    one = _option(planned)
+    loss = math.nan if outcome.loss is None or math.isinf(outcome.loss) else outcome.loss
+    lr = planned.cell.lr
+    return EndedRow(one.depth, one.width, one.params, one.lr_factor, lr, one.seed, loss, outcome.kind)
 
 
 def frame(rows: Iterable[EndedRow]) -> pd.DataFrame:
@@ -217,3 +220,23 @@ def _option(planned: PlannedCell) -> Option:
     shape, seed = planned.cell.shape, planned.cell.seed
     params = float(shape.budget_params)
     return Option(shape.depth, shape.width, params, planned.lr_factor, seed, planned.flops)
+
+
+def objective_of(spec: StudySpec) -> Objective:
+    """Return what a study estimates; by default the projected depth at a size beyond its budgets."""
+    search = spec.search if isinstance(spec.search, CrossingSection) else None
+    if search and search.objective != "depth":
+        return Objective(search.objective)
+    target = search.target_params if search else None
+    return Objective("depth", target or AHEAD * max(spec.frontier.budget_values))
+
+
+def checks(count: int) -> list[int]:
+    """Return the counts of ended cells up to `count` at which there is an estimate.
+
+    They do not depend on the number of workers: a search ends at the same cell on every machine.
+    """
+    found = [1]
+    while found[-1] <= count:
+        found.append(found[-1] + max(1, math.floor(found[-1] * CHECK_SHARE)))
+    return found[:-1]

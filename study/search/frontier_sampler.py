@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
-from optuna.samplers import BaseSampler
+from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 from scipy.linalg import cho_factor, cho_solve
 
@@ -24,11 +24,9 @@ from analysis.curves.noise import Floats
 
 #: The parameter of a trial, and the attribute of a study with its budget.
 DEPTH, BUDGET = "depth", "budget"
-#: Prior standard deviations over the scale of the losses: of slope and curvature in ln L, and of the change of both per
-#: e-fold of N.
-SHAPE, CHANGE = 2.0, 0.5
-#: The same of the level of a budget.
-LEVEL = 10.0
+#: Prior standard deviations over the scale of the losses: of slope and curvature in ln L, of the change of both per
+#: e-fold of N, and of the level of a budget.
+SHAPE, CHANGE, LEVEL = 2.0, 0.5, 10.0
 #: The grid of the other scales: of the misfit and of the noise, over the scale of the losses.
 MISFITS, NOISES = (0.01, 0.1, 0.4), (0.01, 0.05, 0.2)
 #: Lengths of the misfit in ln L and ln N.
@@ -41,7 +39,7 @@ LEAST_DEPTHS = 3
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
 
 
-class FrontierSampler(BaseSampler):
+class FrontierSampler(RandomSampler):
     """Chooses the depth of a trial by the losses of all budgets.
 
     Other parameters than `depth` are chosen at random. Each study has its budget N as the attribute `budget`.
@@ -49,41 +47,30 @@ class FrontierSampler(BaseSampler):
 
     def __init__(self, studies: Callable[[], Sequence[optuna.Study]], seed: int = 0) -> None:
         """Learn from `studies`, those of all budgets; `seed` is of the other parameters."""
-        self._studies, self._others = studies, optuna.samplers.RandomSampler(seed=seed)
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """Return nothing: the depth is sampled alone."""
-        return {}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Return nothing: the depth is sampled alone."""
-        return {}
+        super().__init__(seed)
+        self._studies = studies
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Return the depth of most value; other parameters are random."""
         if param_name != DEPTH or not isinstance(param_distribution, IntDistribution):
-            return self._others.sample_independent(study, trial, param_name, param_distribution)
+            return super().sample_independent(study, trial, param_name, param_distribution)
         budget = float(study.user_attrs[BUDGET])
         known, running, tried = [], [], set()
         for one in self._studies():
             place = float(one.user_attrs[BUDGET])
             for other in one.get_trials(deepcopy=False):
-                depth = other.params.get(DEPTH)
-                if depth is None:
+                if DEPTH not in other.params:
                     continue
-                if other.state == TrialState.COMPLETE and other.value is not None:
+                depth = other.params[DEPTH]
+                if other.state == TrialState.COMPLETE:
                     known.append((place, depth, other.value))
                 elif other.state == TrialState.RUNNING:
                     running.append((place, depth))
                 if place == budget:
                     tried.add(depth)
-        depths = list(range(param_distribution.low, param_distribution.high + 1))
+        depths = range(param_distribution.low, param_distribution.high + 1)
         return next_depth(known, running, budget, depths, tried)
 
 
@@ -104,19 +91,14 @@ def next_depth(
         tried: those measured there, running or failed; if all are, the best of them is returned.
     """
     free = [depth for depth in depths if depth not in tried]
-    if (
-        not any(place == budget for place, *_ in known)
-        and len({depth for _, depth, _ in known}) < LEAST_DEPTHS
-    ):
+    measured = {depth for _, depth, _ in known}
+    if len(measured) < LEAST_DEPTHS and budget not in {place for place, *_ in known}:
         # Nothing predicts where the best depth is.
         middle = math.sqrt(depths[0] * depths[-1])
         return min(free or depths, key=lambda depth: abs(math.log(depth / middle)))
     mean, covariance, noise = posterior(known, running, budget, depths)
-    chosen = [
-        place
-        for place, depth in enumerate(depths)
-        if (budget, depth) in {*running, *(row[:2] for row in known)}
-    ]
+    here = {depth for place, depth, *_ in (*known, *running) if place == budget}
+    chosen = [place for place, depth in enumerate(depths) if depth in here]
     best = depths[int(np.argmin(mean))]
     if not free or not chosen:
         # Without a loss at this budget, no depth has more value than the best one of the prediction.
@@ -152,18 +134,16 @@ def posterior(
     loss = np.array([value for *_, value in known])
     here = alike[:count, :count]
     residual = loss - here @ loss / here.sum(axis=1)
+    several = here.sum(axis=1) > 1
     # From budgets with two losses or more.
-    spread = (
-        float(np.sqrt(np.mean(residual[here.sum(axis=1) > 1] ** 2))) if np.any(here.sum(axis=1) > 1) else 0.0
-    )
-    scale = spread or UNKNOWN_SCALE
+    scale = float(np.sqrt(np.mean(residual[several] ** 2))) if several.any() else 0.0
+    scale = scale or UNKNOWN_SCALE
 
     shape = SHAPE**2 * (1 + CHANGE**2 * np.outer(x, x))
     prior = LEVEL**2 * alike + shape * (np.outer(z, z) + np.outer(z**2, z**2))
-    apart = [
-        np.subtract.outer(values, values) / length for values, length in zip((z, x), LENGTHS, strict=True)
-    ]
-    near = np.exp(-0.5 * (apart[0] ** 2 + apart[1] ** 2))
+    near = np.exp(
+        -0.5 * sum((np.subtract.outer(v, v) / length) ** 2 for v, length in zip((z, x), LENGTHS, strict=True))
+    )
     models = []
     for misfit, noise in itertools.product(MISFITS, NOISES):
         kernel = prior + misfit**2 * near

@@ -2,16 +2,15 @@
 
 A *candidate* is a depth and a multiple of the learning rate at one budget; the width follows from depth and budget. Its
 trial has these as parameters, the mean loss over its seeds as value, and width, N, FLOPs and the standard error of the
-loss as attributes. `OptunaSearch` lets a sampler of Optuna choose the candidates; `Recorded` writes those that another
-search chose. Only the rows of the study count: at each start the trials are compared with them, and made anew where
-they differ.
+loss as attributes. In `OptunaSearch` a sampler of Optuna chooses the candidates; with other searches, `OptunaStudies`
+records those that were chosen. Only the rows of the study count: at each start the trials are compared with them, and
+made anew where they differ.
 """
 
 import importlib
 import inspect
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from study.errors import SpecError
 from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan
 from study.search.frontier_sampler import BUDGET, DEPTH, FrontierSampler
-from study.search.source import Keys, Known, Search, SearchEnd, SearchState, seed_by_seed
+from study.search.source import Keys, Known, Search, Trials, seed_by_seed
 from study.spec.search import OptunaSection
 
 #: The second parameter of a trial, if a study has several multiples of the learning rate.
@@ -46,7 +45,7 @@ class _Candidate:
     trial: Trial | FrozenTrial | None = None
 
 
-class OptunaStudies:
+class OptunaStudies(Trials):
     """One Optuna study per budget of a plan."""
 
     def __init__(
@@ -59,36 +58,30 @@ class OptunaStudies:
     ) -> None:
         """Make the trials of the candidates that have begun.
 
-        Args:
-            plan: its main cells are those of the candidates.
-            known: outcomes of ended cells.
-            begun: keys of cells that were begun and have no outcome.
-            database: SQLite file; None keeps the studies in memory.
-            section: names the sampler; None if another search chooses.
+        Without a `database`, an SQLite file, the studies are in memory. `section` names the sampler; it is None if
+        another search chooses the cells.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.by_budget: dict[float, optuna.Study] = {}
-        self._name, self._section = plan.name, section
+        self.section = section
+        self._studies: dict[float, optuna.Study] = {}
+        self._name = plan.name
         self._storage = RDBStorage(f"sqlite:///{database}") if database else InMemoryStorage()
         self._outcomes = dict(known)
         self._running: set[str] = set()
         several = len({planned.lr_factor for planned in plan.main}) > 1
-        self._candidates: dict[float, dict[tuple[float, ...], _Candidate]] = defaultdict(dict)
+        self._candidates: dict[float, dict[tuple[float, ...], _Candidate]] = {}
         self._of_cell: dict[str, _Candidate] = {}
         for planned in plan.main:
             params: dict[str, float] = {DEPTH: planned.cell.shape.depth}
             if several:
                 params[LR_FACTOR] = planned.lr_factor
-            group = self._candidates[planned.budget]
+            group = self._candidates.setdefault(planned.budget, {})
             candidate = group.setdefault(tuple(params.values()), _Candidate(planned.budget, params, []))
             candidate.cells.append(planned)
             self._of_cell[planned.cell.key] = candidate
-        started: dict[float, dict[_Candidate, None]] = defaultdict(dict)
-        for key in [*known, *begun]:
-            if key in self._of_cell:
-                started[self._of_cell[key].budget][self._of_cell[key]] = None
-        for budget, begun_there in started.items():
-            self._restore(budget, list(begun_there))
+        started = dict.fromkeys(self._of_cell[key] for key in (*known, *begun) if key in self._of_cell)
+        for budget in dict.fromkeys(candidate.budget for candidate in started):
+            self._restore(budget, [candidate for candidate in started if candidate.budget == budget])
 
     @property
     def budgets(self) -> list[float]:
@@ -97,13 +90,12 @@ class OptunaStudies:
 
     def counts(self, budget: float) -> tuple[int, int]:
         """Return how many candidates of a budget have a trial, and how many there are."""
-        group = self._candidates[budget].values()
-        return sum(one.trial is not None for one in group), len(group)
+        return len(self._candidates[budget]) - len(self._untried(budget)), len(self._candidates[budget])
 
     def begun_cells(self) -> list[PlannedCell]:
         """Return the cells of all candidates that have a trial."""
-        every = [one for group in self._candidates.values() for one in group.values()]
-        return [planned for one in every if one.trial for planned in one.cells]
+        begun = (one for one in dict.fromkeys(self._of_cell.values()) if one.trial)
+        return [planned for one in begun for planned in one.cells]
 
     def ask(self, budget: float) -> list[PlannedCell]:
         """Let the sampler choose a candidate of a budget, and return its cells."""
@@ -123,17 +115,15 @@ class OptunaStudies:
         """Record the outcome of a cell; its trial ends with the last of the candidate's cells."""
         self._outcomes[key] = outcome
         self._running.discard(key)
-        candidate = self._of_cell[key]
-        if self._has_ended(candidate):
-            self._tell(candidate)
+        if self._has_ended(self._of_cell[key]):
+            self._tell(self._of_cell[key])
 
     def close(self) -> None:
         """End the trials of the candidates that have a loss and no running cell: their other seeds are not wanted."""
-        for group in self._candidates.values():
-            for one in group.values():
-                keys = {planned.cell.key for planned in one.cells}
-                if self._losses(one) and not self._has_ended(one) and not keys & self._running:
-                    self._tell(one)
+        for one in dict.fromkeys(self._of_cell.values()):
+            keys = {planned.cell.key for planned in one.cells}
+            if self._result(one)[0] is not None and not self._has_ended(one) and not keys & self._running:
+                self._tell(one)
 
     def _untried(self, budget: float) -> list[dict[str, float]]:
         return [one.params for one in self._candidates[budget].values() if one.trial is None]
@@ -141,15 +131,18 @@ class OptunaStudies:
     def _has_ended(self, candidate: _Candidate) -> bool:
         return all(planned.cell.key in self._outcomes for planned in candidate.cells)
 
-    def _losses(self, candidate: _Candidate) -> list[float]:
-        outcomes = [self._outcomes.get(planned.cell.key) for planned in candidate.cells]
-        losses = [outcome.loss for outcome in outcomes if outcome and outcome.loss is not None]
-        return [loss for loss in losses if math.isfinite(loss)]
-
-    def _attributes(self, candidate: _Candidate) -> dict[str, float]:
+    def _result(self, candidate: _Candidate) -> tuple[float | None, TrialState, dict[str, float]]:
+        """Return value, state and attributes of a trial by the cells that have ended."""
         first = candidate.cells[0]
         shape = first.cell.shape
-        return {"width": shape.width, "params": shape.budget_params, "flops": first.flops}
+        attributes = {"width": shape.width, "params": shape.budget_params, "flops": first.flops}
+        outcomes = [self._outcomes.get(planned.cell.key) for planned in candidate.cells]
+        losses = [one.loss for one in outcomes if one and one.loss is not None and math.isfinite(one.loss)]
+        if not losses:
+            return None, TrialState.FAIL, attributes
+        if len(losses) > 1:
+            attributes["loss_se"] = float(np.std(losses, ddof=1) / math.sqrt(len(losses)))
+        return float(np.mean(losses)), TrialState.COMPLETE, attributes
 
     def _space(self, budget: float) -> dict[str, BaseDistribution]:
         group = [one.params for one in self._candidates[budget].values()]
@@ -161,77 +154,59 @@ class OptunaStudies:
         return space
 
     def _study(self, budget: float) -> optuna.Study:
-        if budget not in self.by_budget:
-            space = self._space(budget)
-            sampler = _Untried(self._sampler(budget), space, lambda: self._untried(budget))
+        if budget not in self._studies:
+            sampler: BaseSampler = RandomSampler(seed=0)
+            if self.section:
+                # Other random numbers at each budget, and when a search goes on.
+                seed = self.section.seed + 1000 * self.budgets.index(budget) + len(self._outcomes)
+                sampler = make_sampler(self.section, seed, lambda: list(self._studies.values()))
             study = optuna.create_study(
                 storage=self._storage,
                 study_name=self._study_name(budget),
-                sampler=sampler,
+                sampler=_Untried(sampler, self._space(budget), lambda: self._untried(budget)),
                 load_if_exists=True,
             )
             if BUDGET not in study.user_attrs:
                 study.set_user_attr(BUDGET, budget)
-            self.by_budget[budget] = study
-        return self.by_budget[budget]
+            self._studies[budget] = study
+        return self._studies[budget]
 
     def _study_name(self, budget: float) -> str:
         return f"{self._name}: N = {budget:g}"
 
-    def _sampler(self, budget: float) -> BaseSampler:
-        if self._section is None:
-            return RandomSampler(seed=0)
-        # Other random numbers at each budget, and when a search goes on.
-        seed = self._section.seed + 1000 * self.budgets.index(budget) + len(self._outcomes)
-        return make_sampler(self._section, seed, lambda: list(self.by_budget.values()))
-
     def _enqueue(self, candidate: _Candidate) -> None:
         study = self._study(candidate.budget)
-        study.enqueue_trial(candidate.params, user_attrs=self._attributes(candidate))
+        study.enqueue_trial(candidate.params, user_attrs=self._result(candidate)[2])
         candidate.trial = study.ask(self._space(candidate.budget))
 
     def _restore(self, budget: float, begun: Sequence[_Candidate]) -> None:
         """Give the candidates of a budget that have begun their trials: those of the database if they agree."""
-        trials = {tuple(trial.params.values()): trial for trial in self._study(budget).trials}
-        ended = {tuple(one.params.values()): self._ended_trial(one) for one in begun if self._has_ended(one)}
-        agree = len(trials) == len(ended) == len(begun) and all(
-            key in trials and (trials[key].state, trials[key].values) == (trial.state, trial.values)
-            for key, trial in ended.items()
-        )
-        if not agree:
+        ended = []
+        for one in filter(self._has_ended, begun):
+            value, state, attributes = self._result(one)
+            trial = {"params": one.params, "distributions": self._space(budget), "user_attrs": attributes}
+            ended.append(optuna.trial.create_trial(value=value, state=state, **trial))
+        if _results(self._study(budget).trials) != _results(ended) or len(ended) < len(begun):
             optuna.delete_study(study_name=self._study_name(budget), storage=self._storage)
-            del self.by_budget[budget]
-            self._study(budget).add_trials(ended.values())
-            trials = {tuple(trial.params.values()): trial for trial in self._study(budget).trials}
+            del self._studies[budget]
+            self._study(budget).add_trials(ended)
+        trials = {tuple(trial.params.values()): trial for trial in self._study(budget).trials}
         for candidate in begun:
             candidate.trial = trials.get(tuple(candidate.params.values()))
             if candidate.trial is None:
                 self._enqueue(candidate)
 
-    def _ended_trial(self, candidate: _Candidate) -> FrozenTrial:
-        losses = self._losses(candidate)
-        return optuna.trial.create_trial(
-            params=candidate.params,
-            distributions=self._space(candidate.budget),
-            value=float(np.mean(losses)) if losses else None,
-            state=TrialState.COMPLETE if losses else TrialState.FAIL,
-            user_attrs={**self._attributes(candidate), **_error(losses)},
-        )
-
     def _tell(self, candidate: _Candidate) -> None:
-        losses, study = self._losses(candidate), self._study(candidate.budget)
+        value, state, attributes = self._result(candidate)
         assert isinstance(candidate.trial, Trial)
-        if losses:
-            for name, value in {**self._attributes(candidate), **_error(losses)}.items():
-                candidate.trial.set_user_attr(name, value)
-            study.tell(candidate.trial, float(np.mean(losses)))
-        else:
-            study.tell(candidate.trial, state=TrialState.FAIL)
+        for name, number in attributes.items():
+            candidate.trial.set_user_attr(name, number)
+        self._study(candidate.budget).tell(candidate.trial, value, state)
 
 
-def _error(losses: Sequence[float]) -> dict[str, float]:
-    """The standard error of the mean loss over seeds, from two seeds on."""
-    return {"loss_se": float(np.std(losses, ddof=1) / math.sqrt(len(losses)))} if len(losses) > 1 else {}
+def _results(trials: Sequence[FrozenTrial]) -> list[Any]:
+    """Return parameters, state and values of trials, for a comparison that ignores their order."""
+    return sorted((*trial.params.values(), trial.state.name, trial.values or []) for trial in trials)
 
 
 class _Untried(BaseSampler):
@@ -248,9 +223,7 @@ class _Untried(BaseSampler):
         untried: Callable[[], Sequence[dict[str, float]]],
     ) -> None:
         self.sampler, self.space, self.untried = sampler, space, untried
-
-    def reseed_rng(self) -> None:
-        self.sampler.reseed_rng()
+        self.before_trial, self.after_trial = sampler.before_trial, sampler.after_trial
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
@@ -262,32 +235,22 @@ class _Untried(BaseSampler):
     ) -> dict[str, Any]:
         inner = self.sampler.infer_relative_search_space(study, trial)
         try:
-            found = self.sampler.sample_relative(study, trial, inner)
+            chosen = self.sampler.sample_relative(study, trial, inner)
         except ImportError as error:  # some samplers import their package only here
-            raise SpecError(
-                f"the sampler {type(self.sampler).__name__} needs a package that is not installed: {error}."
-            ) from error
+            raise _missing_package(type(self.sampler).__name__, error) from error
         for name, distribution in self.space.items():
-            if name not in found:
-                found[name] = self.sampler.sample_independent(study, trial, name, distribution)
-        return min(self.untried(), key=lambda params: (_distance(params, found), *params.values()))
+            if name not in chosen:
+                chosen[name] = self.sample_independent(study, trial, name, distribution)
+
+        def distance(params: dict[str, float]) -> float:
+            return sum(abs(math.log(value / chosen[name])) for name, value in params.items())
+
+        return min(self.untried(), key=lambda params: (distance(params), *params.values()))
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         return self.sampler.sample_independent(study, trial, param_name, param_distribution)
-
-    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        self.sampler.before_trial(study, trial)
-
-    def after_trial(
-        self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
-    ) -> None:
-        self.sampler.after_trial(study, trial, state, values)
-
-
-def _distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
-    return sum(abs(math.log(value / other[name])) for name, value in one.items())
 
 
 def make_sampler(
@@ -303,122 +266,71 @@ def make_sampler(
     Raises:
         SpecError: there is no such class, it is no sampler, or it rejects the arguments.
     """
-    defaults: dict[str, dict[str, Any]] = {
-        "frontier": {"studies": studies},
-        "tpe": {"multivariate": True, "constant_liar": True, "n_startup_trials": STARTUP, "seed": seed},
-        "gp": {"deterministic_objective": False, "n_startup_trials": STARTUP, "seed": seed},
-        "random": {"seed": seed},
-    }
-    classes: dict[str, type[BaseSampler]] = {
-        "frontier": FrontierSampler, "tpe": TPESampler, "gp": GPSampler, "random": RandomSampler,
+    by_name: dict[str, tuple[type[BaseSampler], dict[str, Any]]] = {
+        "frontier": (FrontierSampler, {"studies": studies}),
+        "tpe": (TPESampler, {"multivariate": True, "constant_liar": True, "n_startup_trials": STARTUP, "seed": seed}),
+        "gp": (GPSampler, {"deterministic_objective": False, "n_startup_trials": STARTUP, "seed": seed}),
+        "random": (RandomSampler, {"seed": seed}),
     }  # fmt: skip
     name = section.sampler
-    try:
+    if name in by_name:
+        kind, defaults = by_name[name]
+    else:
         module, _, attribute = name.rpartition(".")
-        found = classes[name] if name in classes else getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise SpecError(f"`search.sampler` is {name}, which cannot be imported: {error}.") from error
-    if not (isinstance(found, type) and issubclass(found, BaseSampler)):
-        raise SpecError(
-            f"`search.sampler` is {name}, which is not a sampler of Optuna; name a class that is one."
-        )
-    given = {**defaults.get(name, {}), **section.arguments}
-    if name not in classes and "seed" in inspect.signature(found).parameters:
-        given.setdefault("seed", seed)
+        try:
+            kind = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise SpecError(f"`search.sampler` is {name}, which cannot be imported: {error}.") from error
+        if not (isinstance(kind, type) and issubclass(kind, BaseSampler)):
+            raise SpecError(
+                f"`search.sampler` is {name}, which is not a sampler of Optuna; name a class that is one."
+            )
+        defaults = {"seed": seed} if "seed" in inspect.signature(kind).parameters else {}
     try:
-        return found(**given)
+        return kind(**{**defaults, **section.arguments})
     except ImportError as error:
-        raise SpecError(f"the sampler {name} needs a package that is not installed: {error}.") from error
+        raise _missing_package(name, error) from error
     except (TypeError, ValueError) as error:
         raise SpecError(
             f"`search.arguments` {section.arguments} do not fit the sampler {name}: {error}."
         ) from error
 
 
+def _missing_package(sampler: str, error: ImportError) -> SpecError:
+    return SpecError(f"the sampler {sampler} needs a package that is not installed: {error}.")
+
+
 class OptunaSearch(Search):
     """Some candidates of each budget, in the order in which a sampler of Optuna chooses them."""
 
-    def __init__(
-        self, plan: Plan, section: OptunaSection, known: Known, begun: Keys, studies: OptunaStudies
-    ) -> None:
+    trials: OptunaStudies
+
+    def __init__(self, plan: Plan, known: Known, begun: Keys, trials: OptunaStudies) -> None:
         """Resume from known results; `begun` are the cells that were cut off, whose candidates come first."""
-        self._studies, self._limit = studies, section.candidates
+        assert trials.section
+        self.trials, self._limit = trials, trials.section.candidates
         self._order = {planned.cell.key: place for place, planned in enumerate(seed_by_seed(plan))}
         seeds = len({planned.cell.seed for planned in plan.cells})
-        self.total = seeds * sum(self._most(budget) for budget in studies.budgets)
-        first = {key: place for place, key in enumerate(begun)}
-        left = [planned for planned in studies.begun_cells() if planned.cell.key not in known]
-        self._waiting = sorted(
-            left, key=lambda p: (first.get(p.cell.key, len(first)), self._order[p.cell.key])
-        )
+        self.total = seeds * sum(min(self._limit, trials.counts(budget)[1]) for budget in trials.budgets)
+        left = {p.cell.key: p for p in trials.begun_cells() if p.cell.key not in known}
+        cut_off = [left.pop(key) for key in begun if key in left]
+        self._waiting = [*cut_off, *self._in_order(left.values())]
 
-    def _most(self, budget: float) -> int:
-        return min(self._limit, self._studies.counts(budget)[1])
+    def _in_order(self, cells: Iterable[PlannedCell]) -> list[PlannedCell]:
+        return sorted(cells, key=lambda planned: self._order[planned.cell.key])
 
-    def _open(self) -> list[float]:
-        studies = self._studies
-        return [budget for budget in studies.budgets if studies.counts(budget)[0] < self._most(budget)]
+    def _open(self) -> dict[float, int]:
+        """Return the budgets that still get candidates, with the number they have."""
+        counts = {budget: self.trials.counts(budget) for budget in self.trials.budgets}
+        return {budget: tried for budget, (tried, most) in counts.items() if tried < min(self._limit, most)}
 
     @property
     def done(self) -> bool:
         """Whether every candidate that will be tried has ended or is running."""
         return not self._waiting and not self._open()
 
-    def take(self) -> PlannedCell | None:
-        """Return the next cell to run; None if there is none."""
-        if not self._waiting:
-            able = self._open()
-            if not able:
-                return None
-            # Budgets take turns.
-            cells = self._studies.ask(min(able, key=lambda budget: self._studies.counts(budget)[0]))
-            self._waiting = sorted(cells, key=lambda planned: self._order[planned.cell.key])
-        planned = self._waiting.pop(0)
-        self._studies.begin(planned)
-        return planned
-
-    def tell(self, key: str, outcome: Outcome) -> None:
-        """Record the outcome of a cell."""
-        self._studies.end(key, outcome)
-
-
-class Recorded(Search):
-    """Another search, whose choices are trials of the Optuna studies too."""
-
-    def __init__(self, search: Search, studies: OptunaStudies) -> None:
-        self._search, self._studies = search, studies
-        self.total = search.total
-
-    @property
-    def ending(self) -> SearchEnd | None:  # type: ignore[override]
-        """The limit that ended the search."""
-        return self._search.ending
-
-    @property
-    def done(self) -> bool:
-        """Whether no further cell will be returned."""
-        return self._search.done
-
-    def take(self) -> PlannedCell | None:
-        """Return the next cell to run; None if no cell can start now."""
-        planned = self._search.take()
-        if planned:
-            self._studies.begin(planned)
-        return planned
-
-    def tell(self, key: str, outcome: Outcome) -> None:
-        """Record the outcome of a cell."""
-        self._search.tell(key, outcome)
-        self._studies.end(key, outcome)
-
-    def news(self) -> SearchState | None:
-        """Return the state if a check was due after the last ended cell, else None."""
-        return self._search.news()
-
-    def state(self) -> SearchState | None:
-        """Return the state now; None for a search that estimates nothing."""
-        return self._search.state()
-
-    def close(self) -> None:
-        """End the trials of candidates whose other seeds were not wanted."""
-        self._studies.close()
+    def _next(self) -> PlannedCell | None:
+        # Budgets take turns.
+        if not self._waiting and (able := self._open()):
+            self._waiting = self._in_order(self.trials.ask(min(able, key=lambda budget: able[budget])))
+        return self._waiting.pop(0) if self._waiting else None

@@ -62,8 +62,8 @@ class ThenSensitivityRuns:
         """
         self._search, self._known, self._cells, self._on_start = search, known, cells, on_start
         self._running: set[str] = set()
+        """Keys of cells of the search."""
         self._waiting: list[PlannedCell] | None = None
-        self._own: set[str] = set()
 
     @property
     def done(self) -> bool:
@@ -75,7 +75,6 @@ class ThenSensitivityRuns:
         if self._waiting is None and self._search.done and not self._running:
             self._waiting = [planned for planned in self._cells() if not self._known(planned.cell.key)]
             self._on_start(len(self._waiting))
-            self._own = {planned.cell.key for planned in self._waiting}
         return self._waiting
 
     def take(self) -> PlannedCell | None:
@@ -90,7 +89,6 @@ class ThenSensitivityRuns:
 
     def tell(self, key: str, outcome: Outcome) -> None:
         """Record how a cell ended; only cells of the search reach the search."""
-        if key in self._own:
-            return
-        self._search.tell(key, outcome)
-        self._running.discard(key)
+        if key in self._running:
+            self._search.tell(key, outcome)
+            self._running.remove(key)

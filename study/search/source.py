@@ -1,6 +1,5 @@
-"""The interface between a search and the driver: take a cell, report its outcome."""
+"""The interface between a search and the driver: take a cell, report its outcome; and the search of a grid."""
 
-from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -23,16 +22,13 @@ Keys = Collection[str]
 class Source(Protocol):
     """The source of the driver's cells."""
 
-    @abstractmethod
     def take(self) -> PlannedCell | None:
         """Return the next cell to run; None if no cell can start now."""
 
-    @abstractmethod
     def tell(self, key: str, outcome: Outcome) -> None:
         """Record the outcome of a cell."""
 
     @property
-    @abstractmethod
     def done(self) -> bool:
         """Whether no further cell will be returned."""
 
@@ -47,14 +43,24 @@ class SearchEnd:
 
 @dataclass(frozen=True)
 class SearchState:
-    """Progress of a search."""
+    """Progress of a search: its ended cells, their training FLOPs, and the estimate at the last check, if any."""
 
     cells: int
-    """Ended cells."""
     flops: float
-    """Training FLOPs of these."""
     estimate: "Estimate | None"
-    """At the last check; None before the first."""
+
+
+class Trials:
+    """A record of the cells of a search; this one keeps nothing."""
+
+    def begin(self, planned: PlannedCell) -> None:
+        """Record that a cell runs."""
+
+    def end(self, key: str, outcome: Outcome) -> None:
+        """Record the outcome of a cell."""
+
+    def close(self) -> None:
+        """End what is open when no further cell will be taken in this run."""
 
 
 class Search(Source):
@@ -64,6 +70,25 @@ class Search(Source):
     """Cells of the whole search at most, those already known included."""
     ending: SearchEnd | None = None
     """The limit that ended the search; None for a search without limits."""
+    trials: Trials = Trials()
+
+    def take(self) -> PlannedCell | None:
+        """Return the next cell to run; None if no cell can start now."""
+        planned = self._next()
+        if planned:
+            self.trials.begin(planned)
+        return planned
+
+    def tell(self, key: str, outcome: Outcome) -> None:
+        """Record the outcome of a cell."""
+        self._record(key, outcome)
+        self.trials.end(key, outcome)
+
+    def _next(self) -> PlannedCell | None:
+        raise NotImplementedError
+
+    def _record(self, key: str, outcome: Outcome) -> None:
+        """Use the outcome of a cell; by default the choice of cells does not depend on outcomes."""
 
     def news(self) -> SearchState | None:
         """Return the state if a check was due after the last ended cell, else None."""
@@ -75,6 +100,7 @@ class Search(Source):
 
     def close(self) -> None:
         """End what is open when no further cell will be taken in this run."""
+        self.trials.close()
 
 
 class GridSearch(Search):
@@ -90,12 +116,8 @@ class GridSearch(Search):
         """Whether every cell has ended or is running."""
         return not self._waiting
 
-    def take(self) -> PlannedCell | None:
-        """Return the next cell to run; None if there is none."""
+    def _next(self) -> PlannedCell | None:
         return self._waiting.pop(0) if self._waiting else None
-
-    def tell(self, key: str, outcome: Outcome) -> None:
-        """Do nothing: a grid does not depend on outcomes."""
 
 
 def seed_by_seed(plan: Plan) -> list[PlannedCell]:
@@ -104,6 +126,5 @@ def seed_by_seed(plan: Plan) -> list[PlannedCell]:
     All shapes of one seed come before the next, so that an unfinished study has whole curves. The longest of a seed
     come first, so that no worker is left with a long cell at the end.
     """
-    seeds = dict.fromkeys(planned.cell.seed for planned in plan.cells)
-    place = {seed: index for index, seed in enumerate(seeds)}
+    place = {seed: index for index, seed in enumerate(dict.fromkeys(p.cell.seed for p in plan.cells))}
     return sorted(plan.cells, key=lambda planned: (place[planned.cell.seed], -planned.flops))

@@ -36,40 +36,32 @@ class Device:
     """Bytes; None for the memory of this machine."""
     peak: Mapping[Precision, float]
     """FLOP/s of dense matrix products."""
-    utilisation: float
-    """Share of the peak that plans assume unless `resources.utilisation` is set."""
-    seconds_per_step: float
-    """Fixed cost of an optimizer step."""
-    seconds_per_step_layer: float
-    """Fixed cost of each layer in a step."""
     link: float
     """Bytes per second that a rank can send while it receives as many."""
-    seconds_per_exchange: float
+    utilisation: float = GPU_UTILISATION
+    """Share of the peak that plans assume unless `resources.utilisation` is set."""
+    seconds_per_step: float = GPU_SECONDS_PER_STEP
+    """Fixed cost of an optimizer step."""
+    seconds_per_step_layer: float = GPU_SECONDS_PER_STEP_LAYER
+    """Fixed cost of each layer in a step."""
+    seconds_per_exchange: float = GPU_SECONDS_PER_EXCHANGE
     """Fixed cost of a collective among ranks."""
     seconds_per_value: float = 0.0
     """Cost of the elementwise work of one token, layer and unit of width in training."""
-    is_gpu: bool = True
     accelerator: str | None = None
-    """Ray's name of the GPU, a resource of the machines that have it."""
+    """Ray's name of the GPU, a resource of the machines that have it; None for a CPU."""
     trials: int = 1
     """Trials that share it, each with its part of the memory."""
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        return self.accelerator is not None
 
-def _gpu(
-    name: str, title: str, accelerator: str, gigabytes: float, bf16: float, fp32: float, link: float
-) -> Device:
-    return Device(
-        name=name,
-        title=title,
-        memory=int(gigabytes * 1e9),
-        peak=MappingProxyType({"bf16": bf16 * 1e12, "fp32": fp32 * 1e12}),
-        utilisation=GPU_UTILISATION,
-        seconds_per_step=GPU_SECONDS_PER_STEP,
-        seconds_per_step_layer=GPU_SECONDS_PER_STEP_LAYER,
-        link=link * 1e9 * LINK_SHARE,
-        seconds_per_exchange=GPU_SECONDS_PER_EXCHANGE,
-        accelerator=accelerator,
-    )
+
+def _gpu(name: str, title: str, model: str, gigabytes: int, bf16: float, fp32: float, link: float) -> Device:
+    peak: Mapping[Precision, float] = MappingProxyType({"bf16": bf16 * 1e12, "fp32": fp32 * 1e12})
+    return Device(name, title, gigabytes * 10**9, peak, link * 1e9 * LINK_SHARE, accelerator=model)
 
 
 # Memory in GB and TFLOP/s from NVIDIA's data sheets: dense bf16 on tensor cores (half of the figure "with
@@ -94,7 +86,6 @@ _DEVICES = (
         # to 1.6 GB/s above.
         link=1.5e9,
         seconds_per_exchange=4e-4,
-        is_gpu=False,
     ),
     _gpu("l4-24gb", "NVIDIA L4", "L4", 24, bf16=121, fp32=30.3, link=32),
     _gpu("a10g-24gb", "NVIDIA A10G", "A10G", 24, bf16=70, fp32=35, link=32),
@@ -114,9 +105,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType({device.name: device for device
 
 def cores() -> int:
     """Return the number of CPU cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usable_memory(device: Device, slots: int = 1, share: int | None = None) -> int:
@@ -153,12 +142,10 @@ def local_device() -> str:
 
 def device_of(model: str) -> str | None:
     """Return the name in `DEVICES` of a GPU by its driver's name of it, such as `NVIDIA A100-SXM4-40GB`."""
-    found = [
-        one for one in DEVICES.values() if one.accelerator and one.accelerator.replace("-", " ") in model
-    ]
+    matches = {
+        name: (len(one.accelerator), name.partition("-")[2].upper() in model)
+        for name, one in DEVICES.items()
+        if one.accelerator and one.accelerator.replace("-", " ") in model
+    }
     # "L4" is part of "L40S", and an A100 has 40 or 80 GB.
-    if not found:
-        return None
-    return max(
-        found, key=lambda one: (len(str(one.accelerator)), one.name.partition("-")[2].upper() in model)
-    ).name
+    return max(matches, key=lambda name: matches[name], default=None)

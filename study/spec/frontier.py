@@ -38,7 +38,7 @@ class Miss:
 
     @property
     def reason(self) -> str:
-        """One sentence for people."""
+        """Return one sentence for people."""
         where = f"left out: depth {self.depth} at budget {self.budget:,.0f}"
         if self.taken_by is not None:
             return f"{where}, whose width {self.nearest_width} belongs to budget {self.taken_by:,.0f} already"
@@ -49,9 +49,12 @@ class Miss:
 class BudgetRange(Section):
     """Budgets from `min` to `max` in equal ratios."""
 
-    min: Budget = Field(description="smallest budget")
-    max: Budget = Field(description="largest budget")
-    points: int = Field(ge=2, le=10_000, description="number of budgets, both ends included")
+    min: Budget
+    """smallest budget"""
+    max: Budget
+    """largest budget"""
+    points: int = Field(ge=2, le=10_000)
+    """number of budgets, both ends included"""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -66,51 +69,32 @@ class BudgetRange(Section):
         return (self.min, *(self.min * ratio ** (i / steps) for i in range(1, steps)), self.max)
 
 
-def _list_or_table(value: Any) -> str:
-    return "table" if isinstance(value, Mapping | BudgetRange) else "list"
+Budgets = Annotated[
+    Annotated[Distinct[Budget], Tag("list")] | Annotated[BudgetRange, Tag("table")],
+    Discriminator(lambda value: "table" if isinstance(value, Mapping | BudgetRange) else "list"),
+]
 
 
 class FrontierSection(Section):
     """The shapes that are compared: depths at budgets, or hand-written widths of each depth."""
 
-    budgets: (
-        Annotated[
-            Annotated[Distinct[Budget], Tag("list")] | Annotated[BudgetRange, Tag("table")],
-            Discriminator(_list_or_table),
-        ]
-        | None
-    ) = Field(default=None, description="targets of N = 12·L·d², as a list or as {min, max, points}")
-    depths: Distinct[Depth] | None = Field(default=None, description="layers L")
-    widths: dict[Depth, Distinct[Width]] | None = Field(
-        default=None,
-        min_length=1,
-        description="instead of budgets: the widths of each depth; the budget of a shape is its own N. "
-        "`depths`, if given, selects among them",
-    )
-    heads: int | None = Field(
-        default=None,
-        ge=1,
-        le=10_000,
-        description="attention heads of every layer; by default 2, as in the paper",
-    )
-    head_dim: int | None = Field(
-        default=None, ge=1, le=10_000, description="instead of heads: the width of one head"
-    )
-    tolerance: float = Field(
-        default=0.1,
-        gt=0,
-        lt=1,
-        description="largest relative difference between N of a shape and its budget",
-    )
-    width_multiple: int = Field(
-        default=1, ge=1, le=10_000, description="widths are multiples of this, and of the heads"
-    )
-    max_cells: int = Field(
-        default=10_000,
-        ge=1,
-        le=10_000_000,
-        description="most cells of a plan, and most pairs of budget and depth; larger plans are refused",
-    )
+    budgets: Budgets | None = None
+    """targets of N = 12·L·d², as a list or as {min, max, points}"""
+    depths: Distinct[Depth] | None = None
+    """layers L"""
+    widths: dict[Depth, Distinct[Width]] | None = Field(default=None, min_length=1)
+    """instead of budgets: the widths of each depth; the budget of a shape is its own N. `depths`, if given, selects
+    among them"""
+    heads: int | None = Field(default=None, ge=1, le=10_000)
+    """attention heads of every layer; by default 2, as in the paper"""
+    head_dim: int | None = Field(default=None, ge=1, le=10_000)
+    """instead of heads: the width of one head"""
+    tolerance: float = Field(default=0.1, gt=0, lt=1)
+    """largest relative difference between N of a shape and its budget"""
+    width_multiple: int = Field(default=1, ge=1, le=10_000)
+    """widths are multiples of this, and of the heads"""
+    max_cells: int = Field(default=10_000, ge=1, le=10_000_000)
+    """most cells of a plan, and most pairs of budget and depth; larger plans are refused"""
 
     @model_validator(mode="before")
     @classmethod
@@ -137,6 +121,17 @@ class FrontierSection(Section):
         """Return the width of one head of a shape; a fraction if the heads do not divide the width."""
         return float(self.head_dim) if self.head_dim is not None else width / (self.heads or 1)
 
+    @property
+    def step(self) -> int:
+        """Step of the widths: a multiple of `width_multiple` and of the heads, or of the width of a head."""
+        return math.lcm(self.width_multiple, self.heads or self.head_dim or 1)
+
+    @property
+    def _step_words(self) -> str:
+        head = f"{self.heads} heads" if self.heads is not None else f"heads of {self.head_dim}"
+        multiple = "" if self.width_multiple == 1 else f", `width_multiple` {self.width_multiple}"
+        return f"{self.step} ({head}{multiple})"
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.heads is not None and self.head_dim is not None:
@@ -155,15 +150,13 @@ class FrontierSection(Section):
                 f"`depths` has [{some(unknown)}], and `widths` has the depths [{some(sorted(widths))}]; choose among "
                 "these, or give widths for the others"
             )
-        step = width_step(self)
-        for depth, values in widths.items():
-            for width in values:
-                if width % step:
-                    low = width // step * step
-                    raise ValueError(
-                        f"width {width} of depth {depth} is not a multiple of {step} ({self._step_reason()}); take "
-                        f"{f'{low} or ' if low else ''}{low + step}"
-                    )
+        for depth, width in ((depth, width) for depth, values in widths.items() for width in values):
+            if width % self.step:
+                low = width // self.step * self.step
+                raise ValueError(
+                    f"width {width} of depth {depth} is not a multiple of {self._step_words}; take "
+                    f"{f'{low} or ' if low else ''}{low + self.step}"
+                )
 
     def _check_budgets(self) -> None:
         if self.budgets is None or self.depths is None:
@@ -173,20 +166,19 @@ class FrontierSection(Section):
             )
         self.check_size(len(self.budget_values) * len(self.depths), "pairs of `budgets` and `depths`")
         found, missed = _resolve(self)
-        for depth in set(self.depth_values) - {one.shape.depth for one in found}:
+        for depth in set(self.depths) - {one.shape.depth for one in found}:
             best = min((miss for miss in missed if miss.depth == depth), key=lambda miss: abs(miss.deviation))
             needed = math.ceil(abs(best.deviation) * 100) / 100
-            smallest = 12 * depth * width_step(self) ** 2
             fix = (
                 f"Set `tolerance` to {needed:g} or more, change the budgets"
                 if needed < 1
-                else f"Raise the budgets to {smallest} or more"
+                else f"Raise the budgets to {12 * depth * self.step**2} or more"
             )
             raise ValueError(
-                f"depth {depth} has no shape at any budget: widths are multiples of {width_step(self)} "
-                f"({self._step_reason()}), and the nearest, width {best.nearest_width} for budget {best.budget:g}, has "
-                f"N = {12 * depth * best.nearest_width**2} ({best.deviation:+.0%}, tolerance {self.tolerance:.0%}). "
-                f"{fix}, or leave depth {depth} out"
+                f"depth {depth} has no shape at any budget: widths are multiples of {self._step_words}, and the "
+                f"nearest, width {best.nearest_width} for budget {best.budget:g}, has N = "
+                f"{12 * depth * best.nearest_width**2} ({best.deviation:+.0%}, tolerance {self.tolerance:.0%}). {fix}, "
+                f"or leave depth {depth} out"
             )
 
     def check_size(self, count: int, what: str) -> None:
@@ -196,10 +188,6 @@ class FrontierSection(Section):
                 f"the plan would have {count:,} {what}, more than the {self.max_cells:,} of `frontier.max_cells`; make "
                 f"the lists shorter, or set `frontier.max_cells: {count}`"
             )
-
-    def _step_reason(self) -> str:
-        head = f"{self.heads} heads" if self.heads is not None else f"heads of {self.head_dim}"
-        return head if self.width_multiple == 1 else f"{head}, `width_multiple` {self.width_multiple}"
 
 
 def shapes(frontier: FrontierSection) -> list[FrontierShape]:
@@ -218,41 +206,24 @@ def added_shapes(frontier: FrontierSection) -> list[FrontierShape]:
     The budgets are log-midpoints of those given (with hand-written widths, of those of each depth), halved until
     neighbours are at most a factor of `SPACING` apart. A `ValueError` if they are more than `max_cells`.
     """
-    given = {
-        depth: frontier.budget_values
-        if frontier.widths is None
-        else sorted(12.0 * depth * width**2 for width in frontier.widths[depth])
-        for depth in frontier.depth_values
-    }
-    pairs = [
-        (budget, depth)
-        for depth, budgets in given.items()
-        for neighbours in itertools.pairwise(budgets)
-        for budget in _between(*neighbours)
-    ]
+    pairs = []
+    for depth in frontier.depth_values:
+        given = frontier.budget_values
+        if frontier.widths is not None:
+            given = tuple(12.0 * depth * width**2 for width in sorted(frontier.widths[depth]))
+        for low, high in itertools.pairwise(given):
+            ratio, parts = high / low, 1
+            while ratio ** (1 / parts) > SPACING * (1 + 1e-12):
+                parts *= 2
+            pairs += [(low * ratio ** (part / parts), depth) for part in range(1, parts)]
     frontier.check_size(len(pairs), "pairs of depths and budgets that the search may add")
-    taken = {(found.shape.depth, found.shape.width) for found in shapes(frontier)}
-    found, _ = _fitting(frontier, sorted(pairs))
-    return [one for one in found if (one.shape.depth, one.shape.width) not in taken]
-
-
-def _between(low: float, high: float) -> list[float]:
-    """Return budgets between two, in equal ratios of at most `SPACING`, their number a power of two less one."""
-    ratio = high / low
-    parts = 1
-    while ratio ** (1 / parts) > SPACING * (1 + 1e-12):
-        parts *= 2
-    return [low * ratio ** (part / parts) for part in range(1, parts)]
+    taken = {one.shape for one in shapes(frontier)}
+    return [one for one in _fitting(frontier, sorted(pairs))[0] if one.shape not in taken]
 
 
 def misses(frontier: FrontierSection) -> list[Miss]:
     """Return the pairs of budget and depth that have no shape."""
     return _resolve(frontier)[1]
-
-
-def width_step(frontier: FrontierSection) -> int:
-    """Return the step of widths: a multiple of `width_multiple` and of the heads (or of the size of a head)."""
-    return math.lcm(frontier.width_multiple, frontier.heads or frontier.head_dim or 1)
 
 
 def heads_of(frontier: FrontierSection, width: int) -> int:
@@ -261,14 +232,11 @@ def heads_of(frontier: FrontierSection, width: int) -> int:
 
 
 def _resolve(frontier: FrontierSection) -> tuple[list[FrontierShape], list[Miss]]:
-    if frontier.widths is not None:
-        own = [
-            FrontierShape(float(12 * depth * width**2), _shape(frontier, depth, width))
-            for depth in frontier.depth_values
-            for width in frontier.widths[depth]
-        ]
-        return sorted(own, key=lambda found: (found.budget, found.shape.depth)), []
-    return _fitting(frontier, itertools.product(frontier.budget_values, frontier.depth_values))
+    if frontier.widths is None:
+        return _fitting(frontier, itertools.product(frontier.budget_values, frontier.depth_values))
+    pairs = [(depth, width) for depth in frontier.depth_values for width in frontier.widths[depth]]
+    own = [_shape_at(frontier, 12.0 * depth * width**2, depth, width) for depth, width in pairs]
+    return sorted(own, key=lambda one: (one.budget, one.shape.depth)), []
 
 
 def _fitting(
@@ -276,11 +244,12 @@ def _fitting(
 ) -> tuple[list[FrontierShape], list[Miss]]:
     """Return the shape nearest to each (budget, depth) within the tolerance, and the pairs that have none.
 
-    Of budgets with one nearest shape, the nearest to it keeps it, so that close budgets never train a shape twice.
+    If budgets share their nearest shape, the budget nearest to it keeps it, so that no shape is trained twice.
     """
-    step = width_step(frontier)
-    nearest = [(budget, depth, _nearest_width(budget, depth, step)) for budget, depth in pairs]
-    placed = [Miss(*place, 12 * place[1] * place[2] ** 2 / place[0] - 1) for place in nearest]
+    placed = []
+    for budget, depth in pairs:
+        width = _nearest_width(budget, depth, frontier.step)
+        placed.append(Miss(budget, depth, width, 12 * depth * width**2 / budget - 1))
     owner: dict[tuple[int, int], float] = {}
     for miss in sorted(placed, key=lambda miss: abs(miss.deviation)):
         owner.setdefault((miss.depth, miss.nearest_width), miss.budget)
@@ -293,12 +262,12 @@ def _fitting(
         elif taken != miss.budget:
             missed.append(replace(miss, taken_by=taken))
         else:
-            result.append(FrontierShape(miss.budget, _shape(frontier, miss.depth, miss.nearest_width)))
+            result.append(_shape_at(frontier, miss.budget, miss.depth, miss.nearest_width))
     return result, missed
 
 
-def _shape(frontier: FrontierSection, depth: int, width: int) -> Shape:
-    return Shape(depth=depth, width=width, heads=heads_of(frontier, width))
+def _shape_at(frontier: FrontierSection, budget: float, depth: int, width: int) -> FrontierShape:
+    return FrontierShape(budget, Shape(depth=depth, width=width, heads=heads_of(frontier, width)))
 
 
 def _nearest_width(budget: float, depth: int, step: int) -> int:

@@ -13,10 +13,8 @@ from study.spec.search import SECTIONS
 from trainables.data.kind import KINDS, DataKind, TextData
 from trainables.errors import did_you_mean, near_misses, shortened
 
-#: How many mistakes are listed at once, and from how many of pydantic's errors they are taken: a list of thousands
-#: of wrong items has as many.
+#: How many mistakes are listed at once.
 MOST_MISTAKES = 5
-MOST_ERRORS = 100
 #: What a value should be, where pydantic names a type of Python.
 _IN_YAML = {
     "tuple_type": "it should be a list such as [1, 2]",
@@ -24,7 +22,7 @@ _IN_YAML = {
 }
 
 
-#: Of a value that is nested by aliases of YAML a whole text could take hours.
+#: If aliases of YAML nest a value, its whole text could take hours.
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 4
 _BRIEF.maxdict = _BRIEF.maxlist = _BRIEF.maxtuple = 8
@@ -32,17 +30,9 @@ _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 1000
 
 
 def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel], origin: str) -> str:
-    """Return pydantic's errors about a document in one paragraph.
-
-    Args:
-        error: pydantic's error.
-        raw: the document.
-        model: the model it was checked against.
-        origin: name of the document.
-    """
+    """Return pydantic's errors about the document `raw`, which errors name `origin`, in one paragraph."""
     # A default that follows from other keys cannot be made while one of these is wrong.
-    every = [one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"]
-    errors = every[:MOST_ERRORS]
+    errors = [one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"]
     places = [_place(details, raw, model) for details in errors]
     found: dict[str, list[str]] = {}
     meant: set[str] = set()
@@ -62,10 +52,9 @@ def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseMode
         for subject, demands in found.items()
         if subject not in meant
     ]
-    more = len(sentences) - MOST_MISTAKES + len(every) - len(errors)
-    tail = f" And {more} more." if more > 0 else ""
+    more = len(sentences) - MOST_MISTAKES
     listed = (text if text.endswith("?") else f"{text}." for text in sentences[:MOST_MISTAKES])
-    return f"{origin}: {' '.join(listed)}{tail}"
+    return f"{origin}: {' '.join(listed)}{f' And {more} more.' if more > 0 else ''}"
 
 
 def _place(
@@ -80,17 +69,8 @@ def _place(
     parts: list[str] = []
     holders = [model]
     for index, part in enumerate(details["loc"]):
-        if part in SECTIONS and here is not named and SECTIONS[part] in holders:
-            named, holders = here, [SECTIONS[part]]
-            continue
-        if isinstance(here, Mapping) and here is not named and part in (here.get("kind"), here.get("rule")):
-            # The name of a member, which may also be a key: the task `hops` has a key `hops`.
-            named = here
-            holders = [
-                one
-                for one in holders
-                if any(part in get_args(field.annotation) for field in one.model_fields.values())
-            ]
+        if here is not named and (members := _members(part, here, holders)):
+            named, holders = here, members
             continue
         try:
             here = here[part]
@@ -101,6 +81,18 @@ def _place(
         fields = [one.model_fields[str(part)] for one in holders if part in one.model_fields]
         holders = [inner for field in fields for inner in _models(field.annotation)] or holders
     return ".".join(parts), holders
+
+
+def _members(part: object, here: Any, holders: Sequence[type[BaseModel]]) -> list[type[BaseModel]]:
+    """Return the models of a union that a part of a location names.
+
+    The name of a member may also be a key: the task `hops` has a key `hops`.
+    """
+    if part in SECTIONS and SECTIONS[str(part)] in holders:
+        return [SECTIONS[str(part)]]
+    if not isinstance(here, Mapping) or part not in (here.get("kind"), here.get("rule")):
+        return []
+    return [one for one in holders if any(part in get_args(f.annotation) for f in one.model_fields.values())]
 
 
 def _mistake(
@@ -116,13 +108,14 @@ def _mistake(
         case "missing":
             return f"`{path}` is missing", ""
         case "extra_forbidden":
-            key, keys = path.rpartition(".")[2], _keys(holders)
-            sections = {name: _keys(_models(field.annotation)) for name, field in model.model_fields.items()}
-            homes = [f"{name}.{key}" for name, inside in sections.items() if key in inside]
+            section, key, keys = path.partition(".")[0], path.rpartition(".")[2], _keys(holders)
             # A key of the same section would be the wrong advice: `training.base` for `training.lr.base`.
-            section = path.partition(".")[0]
-            elsewhere = [f"; did you mean `{home}`?" for home in homes if not home.startswith(f"{section}.")]
-            hint = did_you_mean(key, keys) or "".join(elsewhere[:1])
+            homes = [
+                f"; did you mean `{name}.{key}`?"
+                for name, field in model.model_fields.items()
+                if name != section and key in _keys(_models(field.annotation))
+            ]
+            hint = did_you_mean(key, keys) or "".join(homes[:1])
             return f"`{path}` is not a key", f"allowed: {', '.join(keys)}{hint}"
         case "union_tag_not_found":
             tags = [get_args(one.model_fields[discriminator].annotation)[0] for one in holders]
@@ -135,8 +128,7 @@ def _mistake(
     subject = f"`{path or 'the spec'}` is {show(value)}"
     expected = context.get("expected", context.get("expected_tags"))
     if expected is None:
-        message = _IN_YAML.get(kind, details["msg"])
-        message = re.sub("^(Input|Tuple|Dictionary) should", "it should", message)
+        message = re.sub("^(Input|Tuple|Dictionary) should", "it should", _IN_YAML.get(kind, details["msg"]))
         return subject, message[0].lower() + message[1:]
     words = str(expected).replace("'", "").replace(" or ", ", ")
     hint = did_you_mean(show(value).strip("'"), words.split(", "))

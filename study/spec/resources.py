@@ -3,8 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -20,51 +19,40 @@ Seconds = Annotated[float, Field(gt=0, le=1e9)]
 SECRET = re.compile(r"passw|pwd|token|secret|credential|(api|access|account|private).?key", re.IGNORECASE)
 
 
-def _secrets(uri: SplitResult) -> list[str]:
-    """The parameters of an address that hold a secret: it would leak, as a spec is written to disk and to MLflow."""
-    return [key for key, _ in parse_qsl(uri.query, keep_blank_values=True) if SECRET.search(key)]
+def _check_no_secret(key: str, address: SplitResult, in_host: object, variables: str) -> None:
+    """Raise a `ValueError` for an address with a secret: it would leak, as a spec is written to disk and to MLflow."""
+    names = [name for name, _ in parse_qsl(address.query, keep_blank_values=True) if SECRET.search(name)]
+    if names or in_host:
+        where = f" (`{names[0]}`)" if names else ""
+        raise ValueError(
+            f"`{key}` holds a password or key{where}, and specs are kept as files; take it out and set {variables} in "
+            "the environment of every machine"
+        )
 
 
 def _known_device(name: str) -> str:
     if name == "auto":
         return local_device()
     if name not in DEVICES:
-        expected = ", ".join(f"'{device}'" for device in ("auto", *DEVICES))
-        raise PydanticKnownError("literal_error", {"expected": expected})
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(("auto", *DEVICES))})
     return name
 
 
 class MinWidth(Section):
     """A degree by the width of the shape."""
 
-    min_width: dict[Degree, Annotated[Width, Field(strict=True)]] = Field(
-        min_length=1,
-        description="least width of each degree, such as {2: 2048, 4: 8192}; narrower shapes have 1",
-    )
+    min_width: dict[Degree, Annotated[Width, Field(strict=True)]] = Field(min_length=1)
+    """least width of each degree, such as {2: 2048, 4: 8192}; narrower shapes have 1"""
 
     def degree(self, width: int) -> int:
         """Return the largest degree that a width allows."""
         return max((degree for degree, least in self.min_width.items() if width >= least), default=1)
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        for (low, narrow), (high, wide) in pairwise(sorted(self.min_width.items())):
-            if wide <= narrow:
-                raise ValueError(
-                    f"`min_width` gives degree {high} from width {wide} on, and degree {low} from {narrow}, so no "
-                    f"shape would have {low}; a higher degree needs a larger width"
-                )
-        return self
-
-
-def _degree_kind(value: Any) -> str:
-    return "table" if isinstance(value, Mapping | MinWidth) else "one"
-
 
 #: How many ranks share something of a cell.
 DegreeRule = Annotated[
     Annotated[Literal["auto"] | Degree, Tag("one")] | Annotated[MinWidth, Tag("table")],
-    Discriminator(_degree_kind),
+    Discriminator(lambda value: "table" if isinstance(value, Mapping | MinWidth) else "one"),
 ]
 
 
@@ -72,112 +60,68 @@ class ResourcesSection(Section):
     """Devices of a trial, how a cell is spread over ranks, storage, and assumptions of the estimates."""
 
     device: Annotated[str, AfterValidator(_known_device)] = Field(
-        default_factory=local_device,
-        description="what a trial trains on, which sets memory and speed in the plan; auto (the default) is the GPU of "
-        "this machine, or its CPU",
-        json_schema_extra={"enum": ["auto", *DEVICES]},
+        default_factory=local_device, json_schema_extra={"enum": ["auto", *DEVICES]}
     )
-    slots: Literal["auto"] | Count = Field(
-        default="auto",
-        description="devices in use at a time; a cell takes one per rank. auto is the number of cores or GPUs here, or "
-        "of ranks that the cluster can hold",
-    )
-    pool: str = Field(
-        default="any",
-        min_length=1,
-        description="machines of a cluster: a resource that marks them, such as spot, on_demand or wide, or any; "
-        "for device cpu any is the pool without GPUs",
-    )
+    """what a trial trains on, which sets memory and speed in the plan; auto (the default) is the GPU of this machine,
+    or its CPU"""
+    slots: Literal["auto"] | Count = "auto"
+    """devices in use at a time; a cell takes one per rank. auto is the number of cores or GPUs here, or of ranks that
+    the cluster can hold"""
+    pool: str = Field(default="any", min_length=1)
+    """machines of a cluster: a resource that marks them, such as spot, on_demand or wide, or any; for device cpu any is
+    the pool without GPUs"""
     # Ray counts in 1/10,000.
-    cpus_per_trial: float = Field(default=1, ge=1e-4, le=1e6, description="CPU cores of each rank of a trial")
-    trials_per_gpu: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
-        default=1,
-        description="trials of one rank that share a GPU, for cells too small to fill it; auto is as many as the "
-        "memory and the time of the largest cell allow, at most 8",
-    )
-    tensor_parallel: DegreeRule = Field(
-        default="auto",
-        description="ranks that share each matrix of a cell; auto is the fewest whose memory fits the device, or a "
-        "number, or {min_width: {2: 2048, 4: 8192}}",
-    )
-    data_parallel: DegreeRule = Field(
-        default="auto",
-        description="groups of ranks that share each batch; auto takes them before tensor parallelism where one "
-        "device holds the weights",
-    )
-    zero: Literal["auto", 0, 1, 2, 3] = Field(
-        default="auto",
-        description="what data-parallel groups share: optimizer (1), gradients (2), weights (3); auto is the cheapest "
-        "that is correct: 0 for one rank, 1 for several",
-    )
-    micro_batch: Literal["auto"] | Count = Field(
-        default="auto",
-        description="sequences a group works on at once; auto is the most that fit the device, on a GPU up to 65,536 "
-        "tokens",
-    )
-    activation_checkpointing: Literal["never", "always", "auto"] = Field(
-        default="never",
-        description="recompute the activations inside a layer in backward: a third more work for less memory; auto is "
-        "only if a cell does not fit without",
-    )
-    shard_vocabulary: Literal["never", "always", "auto"] = Field(
-        default="auto",
-        description="tensor-parallel ranks also share the embedding and the logits; auto does so but for tasks, whose "
-        "accuracy is read off whole logits",
-    )
-    compile: Literal["never", "always", "auto"] = Field(
-        default="auto",
-        description="compile the layers of cells without dropout or tensor parallelism; auto is on a GPU, for cells of "
-        "ten minutes or more",
-    )
-    gang_timeout_seconds: Seconds = Field(
-        default=300, description="how long ranks wait for one another before the trial fails"
-    )
-    storage: str = Field(
-        default="auto",
-        min_length=1,
-        description="for what all machines share: packed data, checkpoints, final weights, a copy of the results. auto "
-        "is INTERPLAY_STORAGE, else the results folder; or a folder or URI that every machine reaches, "
-        "such as s3://BUCKET/FOLDER",
-    )
-    checkpoint_every_seconds: Seconds | Literal["auto"] = Field(
-        default="auto",
-        description="most work lost if a machine is lost; auto is 30, or 20 times what the last checkpoint took if "
-        "that is more",
-    )
-    capacity_timeout_seconds: Seconds = Field(
-        default=600,
-        description="how long a pool of a cluster may start no machine before a warning",
-    )
-    max_retries: int = Field(
-        default=2,
-        ge=0,
-        le=10_000,
-        description="new attempts from the same checkpoint after a lost process or machine",
-    )
-    evaluations: int = Field(
-        default=4, ge=1, le=100_000, description="evaluations during a cell, the last one at its end"
-    )
-    keep_weights: Literal["final", "none"] = Field(
-        default="final",
-        description="final: the weights of each cell that is done stay in the results folder, for `interplay export`",
-    )
-    price_per_hour: float | None = Field(
-        default=None, ge=0, le=1e9, description="of one slot, in any currency"
-    )
-    utilisation: float | None = Field(
-        default=None,
-        ge=1e-6,
-        le=1,
-        description="share of the device's peak that plans assume, instead of the built-in one",
-    )
+    cpus_per_trial: float = Field(default=1, ge=1e-4, le=1e6)
+    """CPU cores of each rank of a trial"""
+    trials_per_gpu: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = 1
+    """trials of one rank that share a GPU, for cells too small to fill it; auto is as many as the memory and the time
+    of the largest cell allow, at most 8"""
+    tensor_parallel: DegreeRule = "auto"
+    """ranks that share each matrix of a cell; auto is the fewest whose memory fits the device, or a number, or
+    {min_width: {2: 2048, 4: 8192}}"""
+    data_parallel: DegreeRule = "auto"
+    """groups of ranks that share each batch; auto takes them before tensor parallelism where one device holds the
+    weights"""
+    zero: Literal["auto", 0, 1, 2, 3] = "auto"
+    """what data-parallel groups share: optimizer (1), gradients (2), weights (3); auto is the cheapest that is correct:
+    0 for one rank, 1 for several"""
+    micro_batch: Literal["auto"] | Count = "auto"
+    """sequences a group works on at once; auto is the most that fit the device, on a GPU up to 65,536 tokens"""
+    activation_checkpointing: Literal["never", "always", "auto"] = "never"
+    """recompute the activations inside a layer in backward: a third more work for less memory; auto is only if a cell
+    does not fit without"""
+    shard_vocabulary: Literal["never", "always", "auto"] = "auto"
+    """tensor-parallel ranks also share the embedding and the logits; auto does so but for tasks, whose accuracy is read
+    off whole logits"""
+    compile: Literal["never", "always", "auto"] = "auto"
+    """compile the layers of cells without dropout or tensor parallelism; auto is on a GPU, for cells of ten minutes or
+    more"""
+    gang_timeout_seconds: Seconds = 300
+    """how long ranks wait for one another before the trial fails"""
+    storage: str = Field(default="auto", min_length=1)
+    """for what all machines share: packed data, checkpoints, final weights, a copy of the results. auto is
+    INTERPLAY_STORAGE, else the results folder; or a folder or URI that every machine reaches, such as
+    s3://BUCKET/FOLDER"""
+    checkpoint_every_seconds: Seconds | Literal["auto"] = "auto"
+    """most work lost if a machine is lost; auto is 30, or 20 times what the last checkpoint took if that is more"""
+    capacity_timeout_seconds: Seconds = 600
+    """how long a pool of a cluster may start no machine before a warning"""
+    max_retries: int = Field(default=2, ge=0, le=10_000)
+    """new attempts from the same checkpoint after a lost process or machine"""
+    evaluations: int = Field(default=4, ge=1, le=100_000)
+    """evaluations during a cell, the last one at its end"""
+    keep_weights: Literal["final", "none"] = "final"
+    """final: the weights of each cell that is done stay in the results folder, for `interplay export`"""
+    price_per_hour: float | None = Field(default=None, ge=0, le=1e9)
+    """of one slot, in any currency"""
+    utilisation: float | None = Field(default=None, ge=1e-6, le=1)
+    """share of the device's peak that plans assume, instead of the built-in one"""
 
     @property
     def gpus_per_trial(self) -> float:
         """GPUs of each rank of a trial: 0 on a CPU, else 1 or the part of a trial that shares one."""
         # Ray counts in 1/10,000.
-        shared = math.floor(10_000 / self.sharing) / 10_000
-        return shared if DEVICES[self.device].is_gpu else 0
+        return math.floor(10_000 / self.sharing) / 10_000 if DEVICES[self.device].is_gpu else 0
 
     @property
     def sharing(self) -> int:
@@ -198,43 +142,35 @@ class ResourcesSection(Section):
 
     @model_validator(mode="after")
     def _no_secret(self) -> Self:
-        parts = urlsplit(self.storage)
-        if "@" in parts.netloc or _secrets(parts):
-            raise ValueError(
-                "`storage` holds a password or key, and specs are kept as files; take it out and set it in the "
-                "environment of every machine (for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
-            )
+        address = urlsplit(self.storage)
+        variables = "it (for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+        _check_no_secret("storage", address, "@" in address.netloc, variables)
         return self
 
 
 class TrackingSection(Section):
     """The MLflow store of the study."""
 
-    uri: str = Field(
-        default="auto", min_length=1, description="auto is SQLite in the results folder; or an MLflow URI"
-    )
-    experiment: str | None = Field(
-        default=None, min_length=1, description="MLflow experiment; by default the name"
-    )
+    uri: str = Field(default="auto", min_length=1)
+    """auto is SQLite in the results folder; or an MLflow URI"""
+    experiment: str | None = Field(default=None, min_length=1)
+    """MLflow experiment; by default the name"""
 
     @model_validator(mode="after")
     def _usable_and_no_secret(self) -> Self:
-        example = "write it as http://host:5000"
         try:
-            parts = urlsplit(self.uri)
-        except ValueError as error:
-            raise ValueError(f"`uri` is not an address ({error}); {example}") from None
-        if (secrets := _secrets(parts)) or parts.password:
-            where = f" (`{secrets[0]}`)" if secrets else ""
-            raise ValueError(
-                f"`uri` holds a password{where}, and specs are kept as files; take it out and set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN; PGPASSWORD for "
-                "a database) in the environment"
-            )
-        try:
-            _ = parts.port
+            address = urlsplit(self.uri)
+            _ = address.port
+            is_whole = bool(address.hostname) or address.scheme not in ("http", "https")
         except ValueError:
-            raise ValueError(f"`uri` has a port that is not a number from 0 to 65535; {example}") from None
-        if parts.scheme in ("http", "https") and not parts.hostname:
-            raise ValueError(f"`uri` names no host; {example}")
+            is_whole = False
+        if not is_whole:
+            raise ValueError(
+                "`uri` is not an address with a host and a port from 0 to 65535; write it as http://host:5000"
+            )
+        variables = (
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN; PGPASSWORD for a "
+            "database)"
+        )
+        _check_no_secret("uri", address, address.password, variables)
         return self

@@ -45,19 +45,19 @@ def json_schema() -> dict[str, Any]:
     study = StudySpec.model_json_schema()
     definitions: dict[str, Any] = {**kinds["$defs"], **study["$defs"]}
     for name, kind in KINDS.items():
-        required = definitions[kind.__name__].setdefault("required", [])
         if name != "files":
-            required.append("kind")
+            definitions[kind.__name__].setdefault("required", []).append("kind")
     mixable = [kind for kind in KINDS.values() if issubclass(kind, TextData) and kind.mixable]
     for holder, allowed in ((study, list(KINDS.values())), (definitions["MixturePart"], mixable)):
-        data = holder["properties"]["data"]
-        data["oneOf"] = [{"$ref": f"#/$defs/{kind.__name__}"} for kind in allowed]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **study,
-        "required": ["data", "frontier"],
-        "$defs": definitions,
-    }
+        holder["properties"]["data"]["oneOf"] = [{"$ref": f"#/$defs/{kind.__name__}"} for kind in allowed]
+    for field in (
+        field for model in (study, *definitions.values()) for field in model["properties"].values()
+    ):
+        if "description" in field:
+            # Written over several lines in the code.
+            field["description"] = " ".join(field["description"].split())
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {**head, **study, "required": ["data", "frontier"], "$defs": definitions}
 
 
 def reference() -> str:
@@ -102,9 +102,9 @@ def _table(model: Mapping[str, Any]) -> list[str]:
 def _default(field: Mapping[str, Any]) -> str:
     """Return the default; empty where it is nothing or follows from other keys, which the meaning then states."""
     value = field.get("default")
-    return (
-        "" if value in (None, "", {}, []) else f"`{value if isinstance(value, str) else json.dumps(value)}`"
-    )
+    if value in (None, "", {}, []):
+        return ""
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 
 def _type(field: Mapping[str, Any]) -> str:
@@ -115,19 +115,15 @@ def _type(field: Mapping[str, Any]) -> str:
         return f"`{field['const']}`"
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
-    kind = field.get("type")
-    if kind is None:
-        members = (
-            _type(one) for one in field.get("anyOf", field.get("oneOf", ())) if one.get("type") != "null"
-        )
-        return " or ".join(dict.fromkeys(members))
-    if kind == "array":
+    if "type" not in field:
+        members = field.get("anyOf", field.get("oneOf", ()))
+        return " or ".join(dict.fromkeys(_type(one) for one in members if one.get("type") != "null"))
+    if field["type"] == "array":
         return f"list of {_type(field.get('items') or field['prefixItems'][0])}"
-    limits = {name: field[name] for name in _BOUNDS if name in field and field[name] < NO_BOUND}
-    names = {"string": "text", "object": "section"}
-    return ", ".join(
-        [names.get(kind, kind), *(f"{_BOUNDS[name]} {bound:g}" for name, bound in limits.items())]
-    )
+    limits = [
+        f"{sign} {field[name]:g}" for name, sign in _BOUNDS.items() if field.get(name, NO_BOUND) < NO_BOUND
+    ]
+    return ", ".join([{"string": "text", "object": "section"}.get(field["type"], field["type"]), *limits])
 
 
 if __name__ == "__main__":

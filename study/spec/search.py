@@ -1,5 +1,6 @@
 """The sections `search` and `sensitivity`: which cells of the frontier are trained, and in which order."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -28,34 +29,30 @@ class SearchBase(Section):
     chooses_cells: ClassVar[bool] = False
     """Whether single cells are chosen, also of shapes and seeds that the spec does not list."""
 
-    lr_factors: Distinct[Annotated[float, Field(gt=0)]] = Field(
-        default=(1.0,), description="multiples of the rule's learning rate, each for every shape"
-    )
+    sampler: str
+    lr_factors: Distinct[Annotated[float, Field(gt=0)]] = (1.0,)
+    """multiples of the rule's learning rate, each for every shape"""
 
     @model_validator(mode="before")
     @classmethod
     def _no_keys_of_other_samplers(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        foreign = [key for key in values if key not in cls.model_fields]
+        given = values if isinstance(values, Mapping) else {}
         for tag, other in SECTIONS.items():
-            if keys := [f"`{key}`" for key in foreign if key in other.model_fields]:
+            foreign = other.model_fields.keys() - cls.model_fields.keys()
+            if keys := ", ".join(f"`{key}`" for key in given if key in foreign):
                 name = OPTUNA_NAMES[0] if tag == "optuna" else tag
                 raise ValueError(
-                    f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} for the sampler `{name}`, and the sampler "
-                    f"is `{values.get('sampler', 'grid')}`; take {', '.join(keys)} out, or choose `sampler: {name}`"
+                    f"{keys} {'are' if ',' in keys else 'is'} for the sampler `{name}`, and the sampler is "
+                    f"`{given.get('sampler', 'grid')}`; take {keys} out, or choose `sampler: {name}`"
                 )
         return values
 
-    @property
-    def objective_name(self) -> ObjectiveName:
-        """The quantity that is estimated from the rows."""
-        return "depth"
-
-    @property
-    def wanted_halfwidth(self) -> float | None:
-        """Half-width of the interval at which the search ends; None if it does not end by one."""
-        return None
+    def _check_one_rate(self, does: str, instead: str) -> None:
+        if len(self.lr_factors) > 1:
+            raise ValueError(
+                f"the sampler `{self.sampler}` {does} at one learning rate, and `lr_factors` has "
+                f"{len(self.lr_factors)}; keep one, or {instead}"
+            )
 
 
 class GridSection(SearchBase):
@@ -63,29 +60,28 @@ class GridSection(SearchBase):
 
     is_grid = True
 
-    sampler: Literal["grid"] = Field(default="grid", description="every cell")
+    sampler: Literal["grid"] = "grid"
+    """every cell"""
 
 
 class OptunaSection(SearchBase):
     """Some candidates of each budget, chosen by a sampler of Optuna; a candidate is a depth and a learning rate."""
 
     sampler: str = Field(
-        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
         description=f"{', '.join(OPTUNA_NAMES)}, or the import path of a sampler, as optuna.samplers.QMCSampler",
         json_schema_extra={"anyOf": [{"enum": list(OPTUNA_NAMES)}, {"pattern": r"\."}]},
     )
-    candidates: int = Field(
-        ge=1, description="how many candidates of each budget are trained, each with every seed"
-    )
-    arguments: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments of the sampler's class"
-    )
-    seed: Seed = Field(default=0, description="of the sampler")
+    candidates: int = Field(ge=1)
+    """how many candidates of each budget are trained, each with every seed"""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """keyword arguments of the sampler's class"""
+    seed: Seed = 0
+    """of the sampler"""
 
     @field_validator("sampler", mode="after")
     @classmethod
     def _known(cls, name: str) -> str:
-        if "." not in name and name not in OPTUNA_NAMES:
+        if name not in OPTUNA_NAMES and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
             raise ValueError(
                 f"{name} is no sampler; choose grid, crossing, {', '.join(OPTUNA_NAMES)}, or the import path of a "
                 "sampler of Optuna, as optuna.samplers.QMCSampler"
@@ -94,11 +90,8 @@ class OptunaSection(SearchBase):
 
     @model_validator(mode="after")
     def _one_rate(self) -> Self:
-        if self.sampler == "frontier" and len(self.lr_factors) > 1:
-            raise ValueError(
-                f"the sampler `frontier` compares depths at one learning rate, and `lr_factors` has "
-                f"{len(self.lr_factors)}; keep one, or choose `tpe` or `gp`"
-            )
+        if self.sampler == "frontier":
+            self._check_one_rate("compares depths", "choose `tpe` or `gp`")
         return self
 
 
@@ -107,61 +100,33 @@ class CrossingSection(SearchBase):
 
     chooses_cells = True
 
-    sampler: Literal["crossing"] = Field(description="cells near the crossings")
-    objective: ObjectiveName = Field(
-        default="crossings",
-        description="what is estimated: all crossings, the best depth projected at `target_params`, or the slope b",
-    )
-    target_params: Budget | None = Field(
-        default=None,
-        description="for the objective depth: the N projected at; default: ten times the largest budget",
-    )
-    halfwidth: float | None = Field(
-        default=None,
-        gt=0,
-        le=10,
-        description="ends the search: half the 95 % interval of the objective, relative to it; for crossings in ln N",
-    )
-    max_flops: float | None = Field(
-        default=None, gt=0, description="training FLOPs of all its cells, sensitivity runs not counted"
-    )
-    max_cells: int | None = Field(default=None, ge=1, description="how many cells at most")
-    max_seeds: int | None = Field(
-        default=None,
-        ge=1,
-        le=1000,
-        description="seeds per shape at most, those of `training.seeds` first; by default 8, or as many as these are",
-    )
-    new_budgets: Literal["between", "none"] = Field(
-        default="between", description="whether shapes at budgets between those given may be added"
-    )
-
-    @property
-    def objective_name(self) -> ObjectiveName:
-        """The quantity that is estimated from the rows."""
-        return self.objective
-
-    @property
-    def wanted_halfwidth(self) -> float | None:
-        """Half-width of the interval at which the search ends; None if it does not end by one."""
-        return self.halfwidth
+    sampler: Literal["crossing"]
+    """cells near the crossings"""
+    objective: ObjectiveName = "crossings"
+    """what is estimated: all crossings, the best depth projected at `target_params`, or the slope b"""
+    target_params: Budget | None = None
+    """for the objective depth: the N projected at; default: ten times the largest budget"""
+    halfwidth: float | None = Field(default=None, gt=0, le=10)
+    """ends the search: half the 95 % interval of the objective, relative to it; for crossings in ln N"""
+    max_flops: float | None = Field(default=None, gt=0)
+    """training FLOPs of all its cells, sensitivity runs not counted"""
+    max_cells: int | None = Field(default=None, ge=1)
+    """how many cells at most"""
+    max_seeds: int | None = Field(default=None, ge=1, le=1000)
+    """seeds per shape at most, those of `training.seeds` first; by default 8, or as many as these are"""
+    new_budgets: Literal["between", "none"] = "between"
+    """whether shapes at budgets between those given may be added"""
 
     @property
     def goal_words(self) -> str | None:
         """The half-width as part of a sentence."""
-        return (
-            f"{_ESTIMATED[self.objective]} is known to ±{100 * self.halfwidth:g} %"
-            if self.halfwidth
-            else None
-        )
+        if self.halfwidth is None:
+            return None
+        return f"{_ESTIMATED[self.objective]} is known to ±{100 * self.halfwidth:g} %"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if len(self.lr_factors) > 1:
-            raise ValueError(
-                f"the sampler `crossing` trains at one learning rate, and `lr_factors` has {len(self.lr_factors)}; "
-                "keep one, or set `sampler: grid`"
-            )
+        self._check_one_rate("trains", "set `sampler: grid`")
         if self.halfwidth is None and self.max_flops is None and self.max_cells is None:
             raise ValueError(
                 "the sampler `crossing` needs an end, at least one of `halfwidth`, `max_flops` and `max_cells`; write "
@@ -179,18 +144,17 @@ class CrossingSection(SearchBase):
 
     def check(self, frontier: FrontierSection, training: TrainingSection) -> None:
         """Raise a `ValueError` if the depths, seeds or rates of the study do not allow the search."""
-        depths, seeds = frontier.depth_values, training.seed_values
+        depths, seeds = len(frontier.depth_values), len(training.seed_values)
         least = 2 if self.objective == "crossings" else 3
-        if len(depths) < least:
+        if depths < least:
             raise ValueError(
                 f"`search.objective` is {self.objective}, which needs {least} depths or more, and `frontier.depths` "
-                f"has {len(depths)}; add depths"
-                + (", or set `search.objective: crossings`" if len(depths) == 2 else "")
+                f"has {depths}; add depths{', or set `search.objective: crossings`' if depths == 2 else ''}"
             )
-        if self.max_seeds is not None and self.max_seeds < len(seeds):
+        if self.max_seeds is not None and self.max_seeds < seeds:
             raise ValueError(
-                f"`search.max_seeds` is {self.max_seeds}, fewer than the {len(seeds)} of `training.seeds`; raise the "
-                "one or lower the other"
+                f"`search.max_seeds` is {self.max_seeds}, fewer than the {seeds} of `training.seeds`; raise the one "
+                "or lower the other"
             )
         if isinstance(training.lr, TableRate) and self.new_budgets != "none":
             raise ValueError(
@@ -223,9 +187,8 @@ SearchSection = Annotated[
 class SensitivitySection(Section):
     """Cells next to each crossing that are trained again at other learning rates, once the search has ended."""
 
-    lr_factors: Distinct[Annotated[float, Field(gt=0)]] = Field(
-        default=(0.5, 2.0), description="multiples of each cell's learning rate"
-    )
+    lr_factors: Distinct[Annotated[float, Field(gt=0)]] = (0.5, 2.0)
+    """multiples of each cell's learning rate"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -25,7 +25,7 @@ Item = TypeVar("Item")
 class Section(BaseModel):
     """Base of all sections: immutable; unknown keys, infinities and booleans are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -54,10 +54,9 @@ def read_size(value: Any) -> Any:
         raise ValueError(f"{shortened(value)} is no size; write it as 2000, 2k or 7B") from None
 
 
+Size = Annotated[float, BeforeValidator(read_size, json_schema_input_type=float | str)]
 #: Bounds no study reaches: they turn a typing error into a refusal instead of an endless plan.
-Budget = Annotated[
-    float, BeforeValidator(read_size, json_schema_input_type=float | str), Field(ge=1, le=1e15)
-]
+Budget = Annotated[Size, Field(ge=1, le=1e15)]
 Depth = Annotated[int, Field(ge=1, le=10_000)]
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 #: The largest seed of Optuna's samplers, which use NumPy's `RandomState`.
@@ -66,21 +65,20 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 def distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return the values; raise a `ValueError` if one is there more than once."""
-    counts: Counter[Any] = Counter(values)
-    if repeated := [value for value, count in counts.items() if count > 1]:
+    if repeated := [value for value, count in Counter[Any](values).items() if count > 1]:
         shown = [value if isinstance(value, str) else f"{value:g}" for value in repeated]
         raise ValueError(f"{some(shown)} is there more than once; write each value once")
     return values
 
 
-def _not_empty(values: tuple[Item, ...]) -> tuple[Item, ...]:
+def _listed(values: tuple[Item, ...]) -> tuple[Item, ...]:
     if not values:
         raise ValueError("the list is empty; give at least one value")
-    return values
+    return distinct(values)
 
 
 #: A list with at least one value and each value once.
-Distinct = Annotated[tuple[Item, ...], AfterValidator(_not_empty), AfterValidator(distinct)]
+Distinct = Annotated[tuple[Item, ...], AfterValidator(_listed)]
 
 
 def from_environment(variable: str, section: type[Section], key: str) -> str | None:
@@ -91,8 +89,7 @@ def from_environment(variable: str, section: type[Section], key: str) -> str | N
     Raises:
         SpecError: the key does not accept the value.
     """
-    value = os.environ.get(variable)
-    if not value:
+    if not (value := os.environ.get(variable)):
         return None
     try:
         section.model_validate({key: value})

@@ -40,40 +40,33 @@ NOT_VARIED = ("name", "description", "claim", "vary", "tracking", "diagnostics")
 class StudySpec(Section):
     """A study: the data, the frontier of shapes, how each shape is trained, and how the study is run."""
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-        max_length=100,
-        description="letters, digits, `.`, `_`, `-`, first a letter or digit; names the results folder and the MLflow "
-        "experiment",
-    )
-    description: str = Field(default="", description="one line for lists of studies")
-    claim: str = Field(
-        default="", description="the result that a source reports, with the source; shown in the report"
-    )
-    data: DataSpec = Field(description="what the models are trained on")
-    frontier: FrontierSection = Field(description="which shapes are compared")
-    training: TrainingSection = Field(description="how each shape is trained")
-    search: SearchSection = Field(
-        default_factory=GridSection, description="which cells are trained; by default all"
-    )
-    sensitivity: SensitivitySection | None = Field(
-        default=None, description="other learning rates at the crossings; by default none"
-    )
-    diagnostics: Annotated[tuple[Diagnostic, ...], AfterValidator(distinct)] = Field(
-        default=(),
-        description="what is measured of the layers at the start and at each evaluation; by default nothing",
-    )
-    resources: ResourcesSection = Field(
-        default_factory=ResourcesSection, description="devices, storage, and assumptions of the estimates"
-    )
-    tracking: TrackingSection = Field(default_factory=TrackingSection, description="the MLflow store")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    """letters, digits, `.`, `_`, `-`, first a letter or digit; names the results folder and the MLflow experiment"""
+    description: str = ""
+    """one line for lists of studies"""
+    claim: str = ""
+    """the result that a source reports, with the source; shown in the report"""
+    data: DataSpec
+    """what the models are trained on"""
+    frontier: FrontierSection
+    """which shapes are compared"""
+    training: TrainingSection
+    """how each shape is trained"""
+    search: SearchSection = Field(default_factory=GridSection)
+    """which cells are trained; by default all"""
+    sensitivity: SensitivitySection | None = None
+    """other learning rates at the crossings; by default none"""
+    diagnostics: Annotated[tuple[Diagnostic, ...], AfterValidator(distinct)] = ()
+    """what is measured of the layers at the start and at each evaluation; by default nothing"""
+    resources: ResourcesSection = Field(default_factory=ResourcesSection)
+    """devices, storage, and assumptions of the estimates"""
+    tracking: TrackingSection = Field(default_factory=TrackingSection)
+    """the MLflow store"""
     vary: dict[str, Annotated[tuple[Value, ...], Field(min_length=2)]] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=1,
-        description="a key and its values, such as {data.hops: [1, 2, 4]}: a series of studies that differ only in "
-        "this key, each with a report, and one page that compares them",
+        default=None, min_length=1, max_length=1
     )
+    """a key and its values, such as {data.hops: [1, 2, 4]}: a series of studies that differ only in this key, each with
+    a report, and one page that compares them"""
 
     @model_validator(mode="before")
     @classmethod
@@ -83,15 +76,15 @@ class StudySpec(Section):
             return values
         filled = dict(values)
         data, training = filled.get("data"), filled.get("training", {})
-        if isinstance(data, Mapping) and "path" in data and "kind" not in data:
+        if isinstance(data, Mapping) and "path" in data:
             filled["data"] = {"kind": "files", **data}
         if isinstance(training, Mapping) and training.get("steps") is training.get("tokens") is None:
             try:
-                budgets = FrontierSection.model_validate(filled.get("frontier")).budget_values
+                largest = max(FrontierSection.model_validate(filled.get("frontier")).budget_values)
             except ValidationError:
                 # The mistake is explained with the others; any number of tokens will do.
-                budgets = (1.0,)
-            filled["training"] = {**training, "tokens": TOKENS_PER_PARAMETER * max(budgets)}
+                largest = 1.0
+            filled["training"] = {**training, "tokens": TOKENS_PER_PARAMETER * largest}
         return filled
 
     @property
@@ -107,9 +100,8 @@ class StudySpec(Section):
     @property
     def precision(self) -> Precision:
         """The precision of training on the device of `resources`."""
-        if self.training.precision == "auto":
-            return "bf16" if DEVICES[self.resources.device].is_gpu else "fp32"
-        return self.training.precision
+        auto: Precision = "bf16" if DEVICES[self.resources.device].is_gpu else "fp32"
+        return auto if self.training.precision == "auto" else self.training.precision
 
     @property
     def recipe(self) -> Recipe:
@@ -118,42 +110,39 @@ class StudySpec(Section):
 
     def to_yaml(self) -> str:
         """Return the spec as YAML with all defaults; `load_spec` reads it back unchanged."""
+        raw = self.model_dump(mode="json")
         text: str = yaml.safe_dump(
-            self.model_dump(mode="json"),
-            sort_keys=False,
-            allow_unicode=True,
-            default_flow_style=None,
-            width=110,
+            raw, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
         )
         return text
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        family(self.training.network).check(self.recipe)
+        training, search = self.training, self.search
+        family(training.network).check(self.recipe)
         # Case does not count: on some file systems `Data` is the folder `data`.
         if self.name.lower() in RESERVED:
             raise ValueError(
                 f"`name` is {self.name!r}, and {', '.join(RESERVED)} are reserved in the results folder; choose "
                 "another name"
             )
-        misfit = self.data.misfit(self.training.context)
-        if misfit:
-            raise ValueError(f"`training.context` {self.training.context} does not fit `data`: {misfit}")
+        if misfit := self.data.misfit(training.context):
+            raise ValueError(f"`training.context` {training.context} does not fit `data`: {misfit}")
         if self.data.has_targets and self.resources.shard_vocabulary == "always":
             raise ValueError(
                 f"`resources.shard_vocabulary` is always, but the accuracy of the task `{self.data.kind}` is computed "
                 "from whole logits; set it to never: the vocabulary of a task is small"
             )
-        if self.sensitivity is not None and len(self.search.lr_factors) > 1:
+        if self.sensitivity is not None and len(search.lr_factors) > 1:
             raise ValueError(
                 f"`sensitivity` trains at other learning rates, but `search.lr_factors` already has "
-                f"{len(self.search.lr_factors)} per shape; take `sensitivity` out, or keep one factor"
+                f"{len(search.lr_factors)} per shape; take `sensitivity` out, or keep one factor"
             )
-        if isinstance(self.training.lr, TableRate):
+        if isinstance(training.lr, TableRate):
             for found in shapes(self.frontier):
-                self.training.lr.rate(found.shape)
-        if isinstance(self.search, CrossingSection):
-            self.search.check(self.frontier, self.training)
+                training.lr.rate(found.shape)
+        if isinstance(search, CrossingSection):
+            search.check(self.frontier, training)
         count = sum(spec.cell_bound for spec in studies(self))
         self.frontier.check_size(count, "cells (shapes x `lr_factors` x seeds, in all studies of a series)")
         return self
@@ -181,7 +170,9 @@ def members(spec: StudySpec) -> dict[int | float | str, StudySpec]:
             f"`vary` has the key `{shortened(key)}`, which is the same for all studies of a series; name a key of "
             "another section, such as `training.tokens`"
         )
-    slugs = _slugs(key, values)
+    texts = [value if isinstance(value, str) else f"{value:g}".replace("+", "") for value in values]
+    files = [Path(text).name for text in texts] if key.endswith(".path") else []
+    slugs = [_slug(text) for text in (files if len({*files}) == len(texts) else texts)]
     if len(set(slugs)) < len(slugs):
         raise ValueError(f"`vary.{key}` needs a name of its own for each study, and has {some(slugs)}")
     raw = spec.model_dump(mode="json", exclude={"vary"}, exclude_unset=True)
@@ -202,18 +193,8 @@ def studies(spec: StudySpec) -> tuple[StudySpec, ...]:
     return (spec,) if spec.vary is None else tuple(members(spec).values())
 
 
-def _slugs(key: str, values: Sequence[float | str]) -> list[str]:
-    """Return the values of a key as parts of names; of paths the file names if these differ."""
-    if key.endswith(".path"):
-        last = [_slug(Path(str(value)).name) for value in values]
-        if len(set(last)) == len(last):
-            return last
-    return [_slug(value) for value in values]
-
-
-def _slug(value: float | str) -> str:
-    """Return a value as part of a name: `4`, `1e06`, `gpt2`."""
-    text = value if isinstance(value, str) else f"{value:g}".replace("+", "")
+def _slug(text: str) -> str:
+    """Return a text as part of a name: `1e06`, `gpt2`."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", text)
 
 

@@ -8,20 +8,18 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from study.errors import SpecError
-from study.spec.section import Depth, Distinct, Section, Seed, Width, read_size
+from study.spec.section import Depth, Distinct, Section, Seed, Size, Width
 from trainables.cell import Base, Precision, Recipe, RecipeFields, Shape
 from trainables.errors import shortened, some
-
-
-def _list_or_count(value: Any) -> str:
-    return "list" if isinstance(value, list | tuple) else "count"
 
 
 class FixedRate(Section):
     """The same learning rate for every shape."""
 
-    rule: Literal["fixed"] = Field(description="one rate for all shapes")
-    value: float = Field(gt=0, description="peak learning rate")
+    rule: Literal["fixed"]
+    """one rate for all shapes"""
+    value: float = Field(gt=0)
+    """peak learning rate"""
 
     def rate(self, shape: Shape) -> float:
         """Peak learning rate of a shape."""
@@ -31,30 +29,28 @@ class FixedRate(Section):
 class WidthRate(Section):
     """A power of the width: min(cap, base · d^exponent)."""
 
-    rule: Literal["width"] = Field(description="min(cap, base · d^exponent)")
-    base: float = Field(gt=0, description="rate at a width of 1")
-    exponent: float = Field(
-        default=-1.0, ge=-4, le=4, description="-1 is muP's rule for hidden matrices under Adam"
-    )
-    cap: float | None = Field(default=None, gt=0, description="largest rate")
+    rule: Literal["width"]
+    """min(cap, base · d^exponent)"""
+    base: float = Field(gt=0)
+    """rate at a width of 1"""
+    exponent: float = Field(default=-1.0, ge=-4, le=4)
+    """-1 is muP's rule for hidden matrices under Adam"""
+    cap: float | None = Field(default=None, gt=0)
+    """largest rate"""
 
     def rate(self, shape: Shape) -> float:
         """Peak learning rate of a shape."""
-        return self.at(shape.width)
-
-    def at(self, width: int) -> float:
-        """Peak learning rate of a width."""
-        rate = self.base * math.pow(width, self.exponent)
+        rate = self.base * math.pow(shape.width, self.exponent)
         return rate if self.cap is None else min(self.cap, rate)
 
 
 class TableRate(Section):
     """A learning rate for each shape, for example from an earlier search."""
 
-    rule: Literal["table"] = Field(description="a rate for each shape")
-    values: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        min_length=1, description="rates by shape, such as `L2-d16: 0.02`"
-    )
+    rule: Literal["table"]
+    """a rate for each shape"""
+    values: dict[str, Annotated[float, Field(gt=0)]] = Field(min_length=1)
+    """rates by shape, such as `L2-d16: 0.02`"""
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -69,8 +65,7 @@ class TableRate(Section):
         if name not in self.values:
             raise SpecError(
                 f"`training.lr.values` has no rate for {name}, a shape of the frontier. It has: "
-                f"{some(sorted(self.values))}. "
-                f"Add `{name}: <rate>`, or use `rule: width`."
+                f"{some(sorted(self.values))}. Add `{name}: <rate>`, or use `rule: width`."
             )
         return self.values[name]
 
@@ -99,43 +94,39 @@ def _usual_rate(given: Mapping[str, Any]) -> FixedRate | WidthRate:
 class BaseSection(Section):
     """The shape that the learning rate is given for under mup and completep; its heads are as in the frontier."""
 
-    depth: Depth = Field(
-        default=2, description="layers of the base shape; completep follows the depth from here"
-    )
-    width: Width = Field(default=64, description="its width; mup and completep follow the width from here")
+    depth: Depth = 2
+    """layers of the base shape; completep follows the depth from here"""
+    width: Width = 64
+    """its width; mup and completep follow the width from here"""
+
+
+Seeds = Annotated[
+    Annotated[int, Field(ge=1, le=10_000), Tag("count")] | Annotated[Distinct[Seed], Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "count"),
+]
 
 
 class TrainingSection(Section, RecipeFields):
     """How every cell is trained: the fields of a recipe, and the rules its other fields follow from."""
 
-    steps: int | None = Field(default=None, ge=1, le=10**12, description="optimizer steps")
-    batch: int = Field(default=32, ge=1, le=10_000_000, description="sequences of one step, over all ranks")
-    context: int = Field(default=128, ge=2, le=100_000_000, description="tokens of a sequence, T")
-    tokens: (
-        Annotated[float, BeforeValidator(read_size, json_schema_input_type=float | str), Field(ge=1, le=1e18)]
-        | None
-    ) = Field(
-        default=None,
-        description="instead of steps: training tokens, in whole steps; without both, 20 times the largest budget",
-    )
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        default=(0.9, 0.95), description="of AdamW"
-    )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        default="auto", description="auto is fp32 on CPU and bf16 on GPU"
-    )
-    base: BaseSection = Field(
-        default_factory=BaseSection,
-        description="for mup and completep: the shape at which they are the same as sp, {depth: 2, width: 64}",
-    )
-    lr: LearningRate = Field(
-        default_factory=_usual_rate,
-        description="peak learning rate, a number or a rule; by default min(0.01, 0.3/width), for muon 0.02",
-    )
-    seeds: Annotated[
-        Annotated[int, Field(ge=1, le=10_000), Tag("count")] | Annotated[Distinct[Seed], Tag("list")],
-        Discriminator(_list_or_count),
-    ] = Field(default=3, description="how many (0, 1, …), or which")
+    steps: int | None = Field(default=None, ge=1, le=10**12)
+    """optimizer steps"""
+    batch: int = Field(default=32, ge=1, le=10_000_000)
+    """sequences of one step, over all ranks"""
+    context: int = Field(default=128, ge=2, le=100_000_000)
+    """tokens of a sequence, T"""
+    tokens: Annotated[Size, Field(ge=1, le=1e18)] | None = None
+    """instead of steps: training tokens, in whole steps; without both, 20 times the largest budget"""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    """of AdamW"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto is fp32 on CPU and bf16 on GPU"""
+    base: BaseSection = Field(default_factory=BaseSection)
+    """for mup and completep: the shape at which they are the same as sp, {depth: 2, width: 64}"""
+    lr: LearningRate = Field(default_factory=_usual_rate)
+    """peak learning rate, a number or a rule; by default min(0.01, 0.3/width), for muon 0.02"""
+    seeds: Seeds = 3
+    """how many (0, 1, …), or which"""
 
     @property
     def step_count(self) -> int:
@@ -159,7 +150,7 @@ class TrainingSection(Section, RecipeFields):
             SpecError: the table does not have the shape.
         """
         if self.parametrisation != "sp" and isinstance(self.lr, WidthRate):
-            return self.lr.at(self.base.width)
+            shape = Shape(depth=self.base.depth, width=self.base.width, heads=1)
         return self.lr.rate(shape)
 
     def recipe(self, precision: Precision, head_width: float) -> Recipe:
@@ -181,9 +172,8 @@ class TrainingSection(Section, RecipeFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.steps is None) == (self.tokens is None):
-            given = "neither is" if self.steps is None else "both are"
-            raise ValueError(f"give exactly one of `steps` and `tokens`; {given} given")
+        if self.steps is not None and self.tokens is not None:
+            raise ValueError("give exactly one of `steps` and `tokens`; both are given")
         if self.optimizer == "muon" and isinstance(self.lr, WidthRate):
             raise ValueError(
                 "`optimizer: muon` needs no rate by width, because its steps have the same size in every shape; use "

@@ -81,7 +81,7 @@ def test_plan_writes_one_cell_for_training_by_hand(command):
         (["plan", "quickstart", "--bogus"], "--bogus"),
         (["plan"], "SPEC"),
         (["run", "text", "data.path=absent.txt"], "absent.txt"),
-        (["run", "quickstart", "tracking.uri=http://localhost:abc"], "port that is not a number"),
+        (["run", "quickstart", "tracking.uri=http://localhost:abc"], "a port from 0 to 65535"),
         (["run", "quickstart", "--results", "a?b"], "has a `?` or a `%` code in its path"),
         (["ui", "--port", "70000"], "less than or equal to 65535"),
         (["ui", "--uri", "sqlite:///absent.db"], "no MLflow store"),

@@ -8,8 +8,8 @@ import yaml
 
 from study.commands import init as module
 from study.plan import make_plan
-from study.spec.spec_loader import SpecLoader
 from study.spec.study import load_spec
+from study.spec.yaml_file import SpecLoader
 
 
 @pytest.fixture(autouse=True)

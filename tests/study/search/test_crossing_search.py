@@ -11,10 +11,9 @@ from analysis.design.next_cells import LOST_RUNS
 from analysis.design.simulated_study import Truth
 from study.plan.plan import make_plan
 from study.run.recorder import Recorder
-from study.search import Outcome, make_search, stopping_rule
+from study.search import Outcome, make_search
 from study.search import crossing_search as crossing
-from study.search.crossing_search import group_of
-from study.search.stopping_rule import checks
+from study.search.crossing_search import checks, group_of
 from study.spec.study import load_spec
 from study.tracking.study_paths import StudyPaths
 from tests.stubs import stub_result
@@ -297,8 +296,8 @@ def test_how_often_a_search_plans_follows_from_its_workers(workers, most, monkey
 
 def test_what_a_cell_costs_a_search_does_not_grow_with_the_cells(monkeypatch):
     spec, plan = study_of("max_cells: 100, halfwidth: 1e-6")
-    lines, judged = counted(monkeypatch, crossing, "row_of"), counted(monkeypatch, stopping_rule, "reached")
-    estimates = counted(monkeypatch, stopping_rule, "estimate")
+    lines, judged = counted(monkeypatch, crossing, "row_of"), counted(monkeypatch, crossing, "reached")
+    estimates = counted(monkeypatch, crossing, "estimate")
     search = make_search(spec, plan, {}, workers=16)
     given, _, _ = drain(search, 16)
     search.state()

@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from study.spec.schema import HEADINGS, json_schema, reference
-from study.spec.spec_loader import SpecLoader
 from study.spec.study import StudySpec
-from study.spec.yaml_file import preset_names
+from study.spec.yaml_file import SpecLoader, preset_names
 from trainables.data.kind import KINDS
 from trainables.data.kinds.mixture import MixtureData
 

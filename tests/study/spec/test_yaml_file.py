@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from study.errors import SpecError
-from study.spec.spec_loader import load_yaml
 from study.spec.study import load_spec
+from study.spec.yaml_file import load_yaml
 from tests.study.small import SMALL
 
 

@@ -10,8 +10,8 @@ import yaml
 from pydantic import BaseModel
 
 from study.cluster.cluster_file import TYPES, ClusterFile
+from study.plan.cells import with_trials_per_gpu
 from study.plan.plan import make_plan
-from study.plan.planner import with_trials_per_gpu
 from study.spec.devices import DEVICES
 from study.spec.resources import ResourcesSection
 from study.spec.study import StudySpec, studies

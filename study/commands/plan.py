@@ -52,8 +52,7 @@ def try_steps(spec: str, overrides: Sequence[str], results: Path, *, as_json: bo
         SpecError: a series, or each cell takes several devices, or a cell cannot be trained.
         DataError: the data cannot be used.
     """
-    from study.run.packing import packed
-    from study.run.step_timing import time_steps, tried_cells
+    from study.run.preparation import packed, time_steps, tried_cells
 
     plan = plan_of_one(spec, overrides, "`try`")
     loaded, layouts = plan.planner.spec, plan.planner.layouts

@@ -1,12 +1,28 @@
-"""A cell with its costs, and the outcome of a trained cell."""
+"""A cell with its costs, the planner that makes it of a shape under one spec, and the outcome of a trained cell."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from trainables.cell import Cell
+from analysis.numbers import digits
+from study.errors import SpecError
+from study.plan.cost import Cost
+from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner, divisors, gigabytes
+from study.plan.speed import Speed, known_speed
+from study.spec.devices import DEVICES, Device, cores, local_gpus, usable_memory
+from study.spec.frontier import FrontierShape, shapes
+from study.spec.resources import ResourcesSection
+from study.spec.study import StudySpec
+from trainables.cell import Cell, Recipe, Shape
+from trainables.data import data_key
+from trainables.data.kind import RowData
 from trainables.layout import Layout
 from trainables.model.family import Parameters
+
+#: Most trials that share a GPU by `trials_per_gpu: auto`.
+MOST_TRIALS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +81,8 @@ class PlannedCell:
             "flops": self.flops,
             "parametrisation": cell.recipe.parametrisation,
             "memory_bytes": self.memory_bytes,
+            **self.layout.model_dump(),
             "micro_batch": self.layout.sequences(cell.recipe),
-            "tensor_parallel": self.layout.tensor_parallel,
-            "data_parallel": self.layout.data_parallel,
-            "zero": self.layout.zero,
-            "activation_checkpointing": self.layout.activation_checkpointing,
-            "shard_vocabulary": self.layout.shard_vocabulary,
-            "compiled": self.layout.compiled,
             "ranks": self.layout.ranks,
             "seconds": self.seconds,
             "cost": self.cost,
@@ -94,3 +105,167 @@ class Outcome:
         """The status; `diverged` for a cell without a loss that is recorded as done."""
         lost = self.loss is None or not math.isfinite(self.loss)
         return "diverged" if lost and self.status == "done" else self.status
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans single cells of one spec; costs are computed once per shape."""
+
+    spec: StudySpec
+    recipe: Recipe
+    data_key: str
+    layouts: LayoutPlanner
+    windows: int | None = None
+    """The different training sequences there will be; None if that is unknown before the data is packed."""
+    speed: Speed | None = None
+    """The measured speed of this machine that the times follow; None if it was not measured, or on a cluster."""
+    _known: dict[Shape, Choice] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def epochs(self) -> float | None:
+        """How often a cell reads its training data, of text at least; None if that is unknown before packing."""
+        return None if self.windows is None else self.epochs_of(self.windows)
+
+    def epochs_of(self, windows: int) -> float:
+        """Return how often a cell reads training data of this many sequences."""
+        return self.recipe.steps * self.recipe.batch / windows
+
+    @property
+    def epochs_words(self) -> str:
+        """The epochs as part of a sentence."""
+        if self.epochs is None:
+            return "epochs unknown until the data is packed"
+        return f"{self.at_least}{digits(self.epochs, 3)} epochs of the data"
+
+    @property
+    def at_least(self) -> str:
+        """`at least ` for text, which may have fewer sequences than its size allows; empty for rows."""
+        return "" if isinstance(self.spec.data, RowData) else "at least "
+
+    def cells(self, found: FrontierShape, seeds: Iterable[int]) -> list[PlannedCell]:
+        """Plan a shape with every learning-rate factor of the spec and these seeds."""
+        seeds = tuple(seeds)
+        return [self.cell(found, factor, seed) for factor in self.spec.search.lr_factors for seed in seeds]
+
+    def cell(self, found: FrontierShape, factor: float, seed: int, purpose: str = "") -> PlannedCell:
+        """Plan one cell; see `Plan.planned_for`."""
+        shape, resources = found.shape, self.spec.resources
+        if shape not in self._known:
+            self._known[shape] = self.layouts.choose(shape)
+        choice = self._known[shape]
+        cost, flags = choice.cost, choice.flags
+        vocabulary = self.layouts.vocabulary
+        # The rank of the embedding is at most the vocabulary, so that more width adds less than its parameters suggest
+        # (Wies, Levine, Jannai and Shashua 2021, arXiv 2105.03928).
+        if shape.width > vocabulary:
+            flags = (f"width above the vocabulary of {vocabulary} tokens", *flags)
+        rate = self.spec.training.rate(shape) * factor
+        if not 0 < rate < math.inf:
+            raise SpecError(
+                f"the peak learning rate of depth {shape.depth}, width {shape.width} is {rate:g} by the rule "
+                f"`training.lr` times the factor {factor:g} of `search.lr_factors`; choose others, so that it is a "
+                "positive number."
+            )
+        seconds = cost.seconds(resources.evaluations, self.spec.data.held_out_tokens(self.recipe.context))
+        price = resources.price_per_hour
+        return PlannedCell(
+            cell=Cell(
+                shape=shape,
+                recipe=self.recipe,
+                data=self.spec.data,
+                data_key=self.data_key,
+                lr=rate,
+                seed=seed,
+            ),
+            budget=found.budget,
+            lr_factor=factor,
+            parameters=cost.parameters,
+            tokens=self.recipe.tokens,
+            flops=cost.training_flops,
+            memory_bytes=cost.memory.total,
+            layout=choice.layout,
+            seconds=seconds,
+            cost=None if price is None else price * seconds * choice.layout.ranks / resources.sharing / 3600,
+            flags=flags,
+            purpose=purpose,
+        )
+
+
+def make_planner(
+    spec: StudySpec, *, base: Path = Path(), to_read: bool = False, room: ClusterCapacity | None = None
+) -> Planner:
+    """Return the planner of a study; `make_plan` describes the arguments."""
+    spec = with_trials_per_gpu(spec)
+    device, recipe = replace(DEVICES[spec.resources.device], trials=spec.resources.sharing), spec.recipe
+    slots = room.devices if room else _slots(spec.resources, device)
+    key = data_key(spec.data, spec.training.context, base)
+    vocabulary = spec.data.vocabulary_size
+    speed = None if room else known_speed(device, slots, recipe, vocabulary)
+    resources = spec.resources
+    if spec.data.has_targets:
+        # The accuracy of a task is read off whole logits.
+        resources = resources.model_copy(update={"shard_vocabulary": "never"})
+    layouts = LayoutPlanner(
+        resources, speed.of(device) if speed else device, slots, recipe, vocabulary, not to_read
+    )
+    if room:
+        layouts = replace(layouts, share=room.memory, largest=room.together)
+    return Planner(spec, recipe, key, layouts, spec.data.training_windows(recipe.context, base), speed)
+
+
+def with_trials_per_gpu(spec: StudySpec) -> StudySpec:
+    """Return the spec with a number in place of `trials_per_gpu: auto`.
+
+    It is the most for which the largest cell keeps the layout that it has alone: its memory fits as often, and it
+    leaves the GPU idle, by the fixed times of a step, for as many others.
+    """
+    resources = spec.resources
+    if resources.trials_per_gpu != "auto":
+        return spec
+    device, number = DEVICES[resources.device], 1
+    if device.is_gpu:
+        alone = LayoutPlanner(resources, device, 1, spec.recipe, spec.data.vocabulary_size, must_fit=False)
+        costs = [alone.choose(found.shape).cost for found in shapes(spec.frontier)]
+        number = min(MOST_TRIALS, *(min(alone.usable // cost.memory.total, _idle(cost)) for cost in costs))
+    shared = resources.model_copy(update={"trials_per_gpu": max(1, number)})
+    return spec.model_copy(update={"resources": shared})
+
+
+def _idle(cost: Cost) -> int:
+    """How many trials a GPU that is busy with the work of a step only is busy with."""
+    fixed = cost.device.seconds_per_step + cost.shape.depth * cost.device.seconds_per_step_layer
+    return int(cost.piece_seconds / (cost.piece_seconds - fixed))
+
+
+def _slots(resources: ResourcesSection, device: Device) -> int:
+    if resources.slots != "auto":
+        return resources.slots
+    if device.is_gpu:
+        return max(1, local_gpus()) * device.trials
+    by_memory = usable_memory(device) // (2 * PROCESS_BYTES)
+    return max(1, min(int(cores() / resources.cpus_per_trial), by_memory))
+
+
+def memory_remedy(planned: PlannedCell, slots: int, *, on_gpu: bool) -> str:
+    """Return what was planned for a cell that ran out of memory, and what to set, in two sentences."""
+    layout, recipe = planned.layout, planned.cell.recipe
+    sequences = layout.sequences(recipe)
+    process = "" if on_gpu else f", beside {gigabytes(PROCESS_BYTES)} of its process"
+    remedies = []
+    if not on_gpu and slots > layout.ranks:
+        remedies.append(f"`resources.slots: {max(layout.ranks, slots // 2)}` (fewer cells at a time)")
+    smaller = [n for n in divisors(layout.share(recipe)) if n < sequences]
+    if smaller:
+        remedies.append(f"`resources.micro_batch: {smaller[-1]}`")
+    # On a CPU glibc keeps the blocks that it frees; see `LayoutPlanner._activation_checkpointing`.
+    if on_gpu and not layout.activation_checkpointing:
+        remedies.append("`resources.activation_checkpointing: always`")
+    wider = [n for n in divisors(planned.cell.shape.heads) if layout.tensor_parallel < n <= slots]
+    if on_gpu and wider:
+        remedies.append(f"`resources.tensor_parallel: {wider[0]}`")
+    advice = f"Set {', or '.join(remedies)}" if remedies else "Take smaller shapes, or more memory"
+    return (
+        f"The plan has {gigabytes(planned.memory_bytes)} of tensors per rank, {sequences} "
+        f"{'sequence' if sequences == 1 else 'sequences'} at a time{process}. {advice}, and run the "
+        "study again: finished cells stay."
+    )

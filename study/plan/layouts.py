@@ -8,7 +8,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 from study.errors import SpecError
-from study.plan.cells import PlannedCell
 from study.plan.cost import Cost
 from study.spec.devices import DEVICES, Device, usable_memory
 from study.spec.resources import MinWidth, ResourcesSection
@@ -117,19 +116,15 @@ class LayoutPlanner:
             self._refuse_impossible(shape)
         found = self._first_fit(shape)
         if found is not None:
-            if self._is_compiled(found):
+            asked, seconds = self.resources.compile, self.recipe.steps * found.step_seconds
+            is_worth_it = self.device.is_gpu and seconds > SECONDS_TO_COMPILE
+            wanted = asked == "always" or (asked == "auto" and is_worth_it)
+            if wanted and found.layout.can_compile(self.recipe):
                 found = self.cost(shape, found.layout.model_copy(update={"compiled": True}))
             return Choice(found, tuple(self._flags(found)))
         if not self.must_fit:
             return Choice(self.cost(shape, self._layout(1, 1)), ())
         raise SpecError(self._too_large(shape))
-
-    def _is_compiled(self, cost: Cost) -> bool:
-        asked, seconds = self.resources.compile, self.recipe.steps * cost.step_seconds
-        is_worth_it = self.device.is_gpu and seconds > SECONDS_TO_COMPILE
-        return cost.layout.can_compile(self.recipe) and (
-            asked == "always" or (asked == "auto" and is_worth_it)
-        )
 
     def _first_fit(self, shape: Shape) -> Cost | None:
         usable = self.usable
@@ -318,31 +313,6 @@ class LayoutPlanner:
     def _with(self, **changes: Any) -> "LayoutPlanner":
         resources = self.resources.model_copy(update=changes)
         return replace(self, resources=resources)
-
-
-def memory_remedy(planned: PlannedCell, slots: int, *, on_gpu: bool) -> str:
-    """Return what was planned for a cell that ran out of memory, and what to set, in two sentences."""
-    layout, recipe = planned.layout, planned.cell.recipe
-    sequences = layout.sequences(recipe)
-    process = "" if on_gpu else f", beside {gigabytes(PROCESS_BYTES)} of its process"
-    remedies = []
-    if not on_gpu and slots > layout.ranks:
-        remedies.append(f"`resources.slots: {max(layout.ranks, slots // 2)}` (fewer cells at a time)")
-    smaller = [n for n in divisors(layout.share(recipe)) if n < sequences]
-    if smaller:
-        remedies.append(f"`resources.micro_batch: {smaller[-1]}`")
-    # On a CPU glibc keeps the blocks that it frees; see `_activation_checkpointing`.
-    if on_gpu and not layout.activation_checkpointing:
-        remedies.append("`resources.activation_checkpointing: always`")
-    wider = [n for n in divisors(planned.cell.shape.heads) if layout.tensor_parallel < n <= slots]
-    if on_gpu and wider:
-        remedies.append(f"`resources.tensor_parallel: {wider[0]}`")
-    advice = f"Set {', or '.join(remedies)}" if remedies else "Take smaller shapes, or more memory"
-    return (
-        f"The plan has {gigabytes(planned.memory_bytes)} of tensors per rank, {sequences} "
-        f"{'sequence' if sequences == 1 else 'sequences'} at a time{process}. {advice}, and run the "
-        "study again: finished cells stay."
-    )
 
 
 def _degrees(rule: Any, shape: Shape, whole: int, slots: int) -> list[int]:

@@ -1,23 +1,25 @@
 """The plan of a study: every cell it may train, and its cost. Nothing is trained or downloaded."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from analysis.runs.epochs import repeat_warning
 from study.errors import SpecError
-from study.plan.cells import PlannedCell
-from study.plan.choice import cell_count, check_limits, more_cells, most_seconds, trained_shares
+from study.plan.cells import PlannedCell, Planner, make_planner
 from study.plan.layouts import ClusterCapacity, gigabytes
-from study.plan.planner import Planner, make_planner
-from study.plan.speed import Speed
-from study.spec.devices import LINK_SHARE, Device, local_gpus
-from study.spec.frontier import FrontierShape, Miss, misses, shapes
-from study.spec.search import CrossingSection, SearchSection
+from study.spec.devices import LINK_SHARE, local_gpus
+from study.spec.frontier import FrontierShape, Miss, added_shapes, misses, shapes
+from study.spec.search import CrossingSection, OptunaSection, SearchSection
 from study.spec.study import StudySpec
-from trainables.cell import Precision, Recipe, Shape
+from trainables.cell import Precision, Shape
 from trainables.data.kind import digest
 from trainables.deepspeed_options import check_options
 from trainables.diagnostics import check_diagnostics
@@ -26,6 +28,8 @@ from trainables.layout import Layout
 
 #: Weights below this size get no note in the plan.
 NOTED_BYTES = 1e9
+#: What the JSON of a plan has of each `Miss`.
+MISS = ("budget", "depth", "nearest_width", "deviation", "reason")
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,17 @@ class Plan:
 
     @cached_property
     def trained_shares(self) -> Mapping[float, float]:
-        """Expected share of each budget's cells that are trained, at most."""
-        return trained_shares(self.search, self.main)
+        """The share of each budget's cells that is trained: expected, or the most that the limits allow."""
+        search, share = self.search, 1.0
+        if isinstance(search, OptunaSection):
+            candidates = {(p.budget, p.cell.shape.depth, p.lr_factor) for p in self.main}
+            counts = Counter(budget for budget, *_ in candidates)
+            return {budget: min(1.0, search.candidates / count) for budget, count in counts.items()}
+        if isinstance(search, CrossingSection):
+            costs = sorted((p.flops for p in self.main), reverse=True)
+            most = math.fsum(costs[: search.max_cells])
+            share = min(most, search.max_flops or most) / math.fsum(costs)
+        return dict.fromkeys((p.budget for p in self.main), share)
 
     def expected(self, attribute: str) -> float:
         """Sum an attribute over the cells, weighted by the share that is trained."""
@@ -96,7 +109,10 @@ class Plan:
     @cached_property
     def cell_count(self) -> int:
         """Number of cells that are trained, at most."""
-        return cell_count(self.search, self.main)
+        if isinstance(self.search, CrossingSection):
+            spent = accumulate(sorted(p.flops for p in self.main)[: self.search.max_cells])
+            return sum(flops <= (self.search.max_flops or math.inf) for flops in spent)
+        return round(math.fsum(self.trained_shares[p.budget] for p in self.main))
 
     @property
     def tokens(self) -> float:
@@ -121,7 +137,7 @@ class Plan:
     def hours_on(self, slots: int) -> float:
         """Return the hours from start to end with as many of these slots busy as the cells' ranks allow."""
         if isinstance(self.search, CrossingSection):
-            wall = most_seconds(self.search, self.main) / slots
+            wall = _most_seconds(self.search, self.main) / slots
         else:
             work = ((self.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in self.main)
             wall = wall_seconds(work, slots)
@@ -154,10 +170,7 @@ class Plan:
         return {
             "name": self.name,
             "description": self.planner.spec.description,
-            "protocol": self.protocol,
-            "device": self.device,
-            "slots": self.slots,
-            "precision": self.precision,
+            **{name: getattr(self, name) for name in ("protocol", "device", "slots", "precision")},
             "vocabulary": self.vocabulary,
             "entropy": self.entropy,
             "epochs": self.planner.epochs,
@@ -165,24 +178,13 @@ class Plan:
             "totals": {
                 "cells": self.cell_count,
                 "candidate_cells": len(self.pool),
-                "tokens": self.tokens,
-                "flops": self.flops,
-                "device_hours": self.device_hours,
-                "hours": self.hours,
-                "cost": self.cost,
+                **{
+                    name: getattr(self, name) for name in ("tokens", "flops", "device_hours", "hours", "cost")
+                },
             },
             "cells": [planned.row() for planned in self.cells],
             "more_cells": [planned.row() for planned in self.more],
-            "misses": [
-                {
-                    "budget": miss.budget,
-                    "depth": miss.depth,
-                    "nearest_width": miss.nearest_width,
-                    "deviation": miss.deviation,
-                    "reason": miss.reason,
-                }
-                for miss in self.misses
-            ],
+            "misses": [{name: getattr(miss, name) for name in MISS} for miss in self.misses],
             "notes": list(self.notes),
         }
 
@@ -203,51 +205,98 @@ def make_plan(
         DataError: the data cannot be found.
     """
     planner = make_planner(spec, base=base, to_read=to_read, room=room)
-    device, recipe = planner.layouts.device, planner.recipe
-    listed = shapes(spec.frontier)
+    recipe, vocabulary = planner.recipe, planner.layouts.vocabulary
+    listed, missed = shapes(spec.frontier), tuple(misses(spec.frontier))
     cells = tuple(planned for found in listed for planned in planner.cells(found, spec.training.seed_values))
-    more, refused = more_cells(planner, listed)
-    missed = tuple(misses(spec.frontier))
+    more, refused = _more_cells(planner, listed)
     if not to_read:
         _check(spec, (*cells, *more))
+    shared = {
+        "data": planner.data_key,
+        "recipe": recipe.model_dump(mode="json"),
+        "lr": spec.training.lr.model_dump(mode="json"),
+    }
+    repeats = repeat_warning(planner.epochs or 0.0, planner.at_least)
     return Plan(
         name=spec.name,
-        device=device.name,
+        device=planner.layouts.device.name,
         slots=planner.layouts.slots,
         precision=recipe.precision,
-        vocabulary=planner.layouts.vocabulary,
+        vocabulary=vocabulary,
         entropy=spec.data.entropy,
-        protocol=digest(
-            {
-                "data": planner.data_key,
-                "recipe": recipe.model_dump(mode="json"),
-                "lr": spec.training.lr.model_dump(mode="json"),
-            }
-        ),
+        protocol=digest(shared),
         cells=cells,
         misses=missed,
         notes=(
             *(miss.reason for miss in missed),
             *refused,
-            *filter(None, [planner.repeat_note]),
-            *_notes(spec, device, recipe, cells, planner.speed),
+            *([repeats] if repeats else []),
+            *_notes(planner, cells),
         ),
         planner=planner,
         more=tuple(more),
     )
 
 
+def _more_cells(planner: Planner, listed: Sequence[FrontierShape]) -> tuple[list[PlannedCell], list[str]]:
+    """Return more seeds of the listed shapes and shapes at new budgets, and why some of these are left out."""
+    search, training = planner.spec.search, planner.spec.training
+    if not isinstance(search, CrossingSection):
+        return [], []
+    given = training.seed_values
+    most = search.most_seeds(training)
+    others = [seed for seed in range(most) if seed not in given][: most - len(given)]
+    cells = [planned for found in listed for planned in planner.cells(found, others)]
+    refused = []
+    for found in [] if search.new_budgets == "none" else added_shapes(planner.spec.frontier):
+        try:
+            cells += planner.cells(found, (*given, *others))
+        except SpecError as error:
+            refused.append(f"the search adds no L{found.shape.depth} d{found.shape.width}: {error}")
+    return cells, refused
+
+
 def _check(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
-    """Check DeepSpeed's options at every ZeRO stage, diagnostics in every layout, and the limits of the search."""
-    check_limits(spec.search, cells)
+    """Check the limit of the search, DeepSpeed's options at every ZeRO stage, and diagnostics in every layout."""
+    cheapest = min((planned.flops for planned in cells), default=0.0)
+    limit = spec.search.max_flops if isinstance(spec.search, CrossingSection) else None
+    if limit is not None and limit < cheapest:
+        raise SpecError(
+            f"`search.max_flops` is {limit:g}, and the cheapest cell takes {cheapest:.3g} training FLOPs, so that the "
+            "search could train none; raise it, or train with fewer `training.steps`."
+        )
+    layouts = dict.fromkeys(planned.layout for planned in cells)
     try:
-        for zero in dict.fromkeys(planned.layout.zero for planned in cells):
-            if spec.recipe.deepspeed:
-                check_options(spec.recipe.deepspeed, zero)
-        for layout in dict.fromkeys(planned.layout for planned in cells):
+        for zero in dict.fromkeys(layout.zero for layout in layouts) if spec.recipe.deepspeed else ():
+            check_options(spec.recipe.deepspeed, zero)
+        for layout in layouts:
             check_diagnostics(spec.diagnostics, layout, spec.recipe)
     except InputError as error:
         raise SpecError(str(error)) from error
+
+
+def _most_seconds(search: CrossingSection, cells: Sequence[PlannedCell]) -> float:
+    """Return the most seconds of one device that cells within the limits of a search can take.
+
+    Small cells take more seconds per FLOP than large ones: the limit of FLOPs alone gave a half of what a search of
+    minutes took. With a price per FLOP in place of their limit the best cells are those with the largest gains. Every
+    price gives an upper bound, and the lowest of these is the optimum of cells that may be trained in part.
+    """
+    limit = search.max_flops
+    seconds, flops = (np.array([getattr(p, name) for p in cells]) for name in ("device_seconds", "flops"))
+    if limit is None:
+        return float(np.sort(seconds)[::-1][: search.max_cells].sum())
+
+    def bound(price: float) -> float:
+        gains = np.sort(np.maximum(seconds - price * flops, 0.0))[::-1]
+        return float(gains[: search.max_cells].sum() + price * limit)
+
+    # It is convex in the price.
+    low, high = 0.0, float(np.max(seconds / flops))
+    for _ in range(100):
+        third = (high - low) / 3
+        low, high = (low, high - third) if bound(low + third) <= bound(high - third) else (low + third, high)
+    return bound(low)
 
 
 def wall_seconds(work: Iterable[tuple[float, int]], slots: int) -> float:
@@ -281,9 +330,8 @@ def by_hand(layout: Layout) -> str:
     return " ".join(map(str, words))
 
 
-def _notes(
-    spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[PlannedCell], speed: Speed | None
-) -> list[str]:
+def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
+    spec, recipe, device, speed = planner.spec, planner.recipe, planner.layouts.device, planner.speed
     notes = []
     gangs = [p for p in cells if p.layout.ranks > 1]
     if gangs:

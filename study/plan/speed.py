@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from analysis.files import write_text
 from study.plan.cost import Cost
 from study.spec.devices import Device, cores, local_device
 from trainables.cell import Recipe
@@ -121,12 +122,7 @@ def keep(speed: Speed) -> None:
     """Add a record to the file, in place of the older one of the same machine and recipe."""
     same = (speed.machine, speed.device, speed.workers, speed.recipe)
     others = [one for one in _records() if (one.machine, one.device, one.workers, one.recipe) != same]
-    file = _file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps([asdict(one) for one in [*others, speed][-KEPT:]], indent=1)
-    written = file.with_suffix(f".{os.getpid()}")
-    written.write_text(text)
-    written.replace(file)
+    write_text(_file(), json.dumps([asdict(one) for one in [*others, speed][-KEPT:]], indent=1))
 
 
 def deciding(recipe: Recipe, vocabulary: int) -> dict[str, Any]:

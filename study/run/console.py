@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -31,15 +30,6 @@ class _Running:
     share: float = 0.0
     loss: float | None = None
     rate: float | None = None
-
-
-class _Group(NamedTuple):
-    """The cells of one depth at one budget."""
-
-    cells: int
-    ended: int
-    mean: float | None
-    """Of the losses."""
 
 
 class Viewer:
@@ -180,22 +170,21 @@ class Viewer:
         for depth in depths:
             table.add_column(f"L={depth}", justify="right")
         for budget, by_depth in sorted(groups.items()):
-            row = [self._group(by_depth[depth]) for depth in depths]
-            known = [group.mean for group in row if group.mean is not None]
-            best = min(known) if by_budget and len(known) > 1 else None
-            table.add_row(f"{budget:,.0f}" if by_budget else "all", *(_cell(g, g.mean == best) for g in row))
+            losses = {
+                depth: [loss for key in keys if (loss := self.losses.get(key)) is not None]
+                for depth, keys in by_depth.items()
+            }
+            means = {depth: fmean(found) for depth, found in losses.items() if found}
+            best = min(means.values()) if by_budget and len(means) > 1 else None
+            row = [self._summary(by_depth.get(depth, []), means.get(depth), best) for depth in depths]
+            table.add_row(f"{budget:,.0f}" if by_budget else "all", *row)
         return table
 
-    def _group(self, keys: Sequence[str]) -> _Group:
-        ended = sum(key in self.losses or key in self._failed for key in keys)
-        losses = [loss for key in keys if (loss := self.losses.get(key)) is not None]
-        return _Group(len(keys), ended, fmean(losses) if losses else None)
-
-
-def _cell(group: _Group, best: bool) -> Text:
-    if not group.cells:
-        return Text("-", style="dim")
-    count = f" {group.ended}/{group.cells}"
-    if group.mean is None:
-        return Text(f"·{count}", style="dim")
-    return Text.assemble((f"{group.mean:.4f}", "bold green" if best else ""), (count, "dim"))
+    def _summary(self, keys: Sequence[str], mean: float | None, best: float | None) -> Text:
+        """Return the mean loss of the cells of one depth at one budget, and how many have ended."""
+        if not keys:
+            return Text("-", style="dim")
+        count = f" {sum(key in self.losses or key in self._failed for key in keys)}/{len(keys)}"
+        if mean is None:
+            return Text(f"·{count}", style="dim")
+        return Text.assemble((f"{mean:.4f}", "bold green" if mean == best else ""), (count, "dim"))

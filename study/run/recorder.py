@@ -16,6 +16,12 @@ from study.tracking.tables import identity
 from trainables.progress import Progress, Result
 from trainables.storage.storage import discard, under
 
+#: Fields of a row that its cell's result has by the same name.
+AS_MEASURED = (
+    *("train_seconds", "tokens_per_second", "memory_bytes", "epochs", "start", "device", "resumed_from"),
+    *("notes", "points", "evaluations"),
+)
+
 
 class Recorder:
     """A `study.run.cell_queue.CellCallback` that makes rows of events for ledger, tracker and screen."""
@@ -134,18 +140,8 @@ def measured(device: str, planned: PlannedCell, result: Result) -> dict[str, Any
     peak = planned.layout.ranks * DEVICES[device].peak[planned.cell.recipe.precision]
     done, size = result.status == "done", result.bytes_per_token
     loss = result.loss if done else None
-    names = (
-        "train_seconds",
-        "tokens_per_second",
-        "memory_bytes",
-        "epochs",
-        "start",
-        "device",
-        "resumed_from",
-    )
-    curves = ("notes", "points", "evaluations")
     return {
-        **{name: getattr(result, name) for name in (*names, *curves)},
+        **{name: getattr(result, name) for name in AS_MEASURED},
         "loss": loss,
         "bits_per_byte": loss / math.log(2) / size if loss is not None and size else None,
         "utilisation": result.flops_per_second / peak,

@@ -14,14 +14,13 @@ from analysis.fit.document import Fit
 from analysis.runs.epochs import repeat_warning
 from study.errors import SpecError
 from study.plan import Plan, make_plan
-from study.plan.planner import with_trials_per_gpu
+from study.plan.cells import with_trials_per_gpu
 from study.plan.table import duration
 from study.results.answer import answer
 from study.run.console import Viewer
 from study.run.interrupts import stop_signals
-from study.run.packing import packed
+from study.run.preparation import is_worth_timing, packed, time_steps
 from study.run.recorder import Recorder
-from study.run.step_timing import is_worth_timing, time_steps
 from study.run.trial import TrialSettings
 from study.run.tuner import run_cells
 from study.search import Source, make_search

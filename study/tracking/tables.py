@@ -1,8 +1,8 @@
 """Tables of the rows of a study: the run table, the measures of layers, the validation curves."""
 
+import math
 from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 
 from analysis.fit.study import Study, study_of
@@ -85,6 +85,5 @@ def layer_table(plan: Plan, rows: Mapping[str, Row]) -> pd.DataFrame:
 
 def curve_table(rows: Mapping[str, Row]) -> pd.DataFrame:
     """Return the finite validation losses of all rows, with columns cell, step and loss."""
-    lines = [(row.cell, e.step, e.loss) for row in rows.values() for e in row.evaluations]
-    frame = pd.DataFrame(lines, columns=["cell", "step", "loss"])
-    return frame[np.isfinite(frame["loss"].astype(float))]
+    found = [(row.cell, e.step, e.loss) for row in rows.values() for e in row.evaluations]
+    return pd.DataFrame([one for one in found if math.isfinite(one[2])], columns=["cell", "step", "loss"])

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 from study.plan import PlannedCell
-from study.plan.layouts import memory_remedy
+from study.plan.cells import memory_remedy
 from study.workers.machines import Slots
 
 

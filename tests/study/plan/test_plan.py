@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import study.plan.cells
 import study.plan.layouts
-import study.plan.planner
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.plan.table import duration, plan_table, search_notes, short
@@ -26,7 +26,7 @@ from trainables.model.family import family
 @pytest.fixture(autouse=True)
 def _data_without_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give data a key by its description alone; the real key is tested with the data."""
-    monkeypatch.setattr(study.plan.planner, "data_key", lambda spec, context, base: f"{spec!r}|{context}")
+    monkeypatch.setattr(study.plan.cells, "data_key", lambda spec, context, base: f"{spec!r}|{context}")
 
 
 def plan_of(preset: str, *overrides: str) -> Plan:
@@ -150,7 +150,7 @@ def test_relative_paths_start_from_the_base(monkeypatch: pytest.MonkeyPatch, tmp
         seen.append(base)
         return "key"
 
-    monkeypatch.setattr(study.plan.planner, "data_key", data_key)
+    monkeypatch.setattr(study.plan.cells, "data_key", data_key)
     (tmp_path / "a.txt").write_text("text")
     monkeypatch.chdir(tmp_path)
     make_plan(load_spec("text", ["data.path=a.txt"]), base=tmp_path)
@@ -211,7 +211,7 @@ def test_slots_are_the_cores_with_a_gigabyte_each_unless_said() -> None:
 def test_hours_are_the_work_over_the_slots_but_never_below_the_longest_cell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (study.plan.planner, study.plan.layouts):
+    for module in (study.plan.cells, study.plan.layouts):
         monkeypatch.setattr(module, "usable_memory", lambda *_: 10**12)
     one, four, many = (plan_of(SMALL, f"resources.slots={n}") for n in (1, 4, 1000))
     assert one.hours == pytest.approx(sum(p.seconds for p in one.cells) / 3600)

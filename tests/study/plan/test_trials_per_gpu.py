@@ -3,8 +3,8 @@
 import pytest
 
 from study.errors import SpecError
+from study.plan.cells import MOST_TRIALS, with_trials_per_gpu
 from study.plan.plan import make_plan
-from study.plan.planner import MOST_TRIALS, with_trials_per_gpu
 from study.spec.devices import DEVICES, USABLE_MEMORY
 from study.spec.study import StudySpec, load_spec
 from tests.study.small import SMALL

@@ -1,25 +1,91 @@
-"""Time a few steps of a plan's cells on this machine, for the times of this and later plans."""
+"""What a run does before its cells: pack the data, and time a few steps for the times of this and later plans."""
 
 import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
 
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from study.plan.speed import Speed, deciding, fitted, keep, machine
+from study.plan.table import duration
 from study.spec.devices import DEVICES
+from trainables.data import DataSpec
+from trainables.data.packing import OnProgress
+from trainables.data.store.batches import window_count
+from trainables.data.store.open import open_store, packed_windows
 from trainables.train.step_times import StepTimes
 
+#: Seconds between two lines on the packing where the output is no terminal.
+LINE_SECONDS = 30.0
 #: Seconds after which a measurement is given up.
 LIMIT = 300.0
 #: A study that the plan gives less time than this is not worth the measurement.
 WORTH_SECONDS = 30.0
+
+
+def packed(data: DataSpec, context: int, root: str | Path, key: str, console: Console) -> int:
+    """Pack the data of a study below `root`, a folder or URI, unless it is there under its `data_key` already.
+
+    Returns:
+        The different training sequences (windows) of the packed data.
+
+    Raises:
+        DataError: the data cannot be used, or the disk is full.
+        InputError: nothing can be written to the storage.
+        SpecError: the storage cannot be reached.
+    """
+    try:
+        windows = packed_windows(data, context, root, key)
+        if windows is None:
+            with shown(console) as show:
+                store = open_store(data, context=context, root=root, key=key, on_progress=show)
+            windows = window_count(len(store.train), context, store.row)
+        return windows
+    except ConnectionError as error:
+        raise SpecError(str(error)) from error
+
+
+@contextlib.contextmanager
+def shown(console: Console) -> Iterator[OnProgress]:
+    """Yield an `OnProgress` that shows one line: updated in a terminal, else printed every half minute."""
+    began = printed = time.monotonic()
+    current, first = "", (began, 0.0)
+    with console.status("packing the data") as status:
+
+        def show(stage: str, share: float | None) -> None:
+            nonlocal current, first, printed
+            now = time.monotonic()
+            if stage != current:
+                current, first = stage, (now, 0.0)
+            elif share is not None and not first[1]:
+                first = (now, share)
+            text = f"packing the data: {stage}"
+            if share is not None:
+                text += f", {share:.0%}"
+                if share > first[1] > 0:
+                    left = (now - first[0]) / (share - first[1]) * (1 - share)
+                    text += f", about {duration(left)} left"
+            if console.is_terminal:
+                status.update(Text(text))
+            elif now - printed >= LINE_SECONDS:
+                printed = now
+                console.print(Text(text), soft_wrap=True)
+
+        yield show
+    spent = time.monotonic() - began
+    if spent >= LINE_SECONDS:
+        console.print(Text(f"packed the data in {duration(spent)}", style="dim"))
 
 
 def is_worth_timing(plan: Plan, left: float = 1.0) -> bool:
@@ -40,14 +106,11 @@ def tried_cells(plan: Plan) -> list[PlannedCell]:
 
     Only cells of one rank can be timed; there may be none.
     """
-    cells = [planned for planned in plan.main if planned.layout.ranks == 1]
-    by_cost = sorted(cells, key=lambda planned: planned.flops)
-    found = [
-        *by_cost[-1:],
-        *by_cost[:1],
-        *sorted(by_cost, key=lambda planned: -planned.cell.shape.depth)[:1],
-        *sorted(by_cost, key=lambda planned: -planned.cell.shape.width)[:1],
-    ]
+    cells = sorted((p for p in plan.main if p.layout.ranks == 1), key=lambda planned: planned.flops)
+    by_depth, by_width = (
+        sorted(cells, key=lambda planned: -getattr(planned.cell.shape, size)) for size in ("depth", "width")
+    )
+    found = [*cells[-1:], *cells[:1], *by_depth[:1], *by_width[:1]]
     return list({planned.cell.shape: planned for planned in found}.values())
 
 

@@ -1,0 +1,139 @@
+"""What a run does before its cells: the data are packed once, with a progress line; a few steps are really timed."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from study.errors import SpecError
+from study.plan import speed
+from study.plan.plan import make_plan
+from study.run import preparation
+from study.run.preparation import is_worth_timing, packed, shown, tried_cells
+from study.spec.study import load_spec
+from tests.trainables.data.store.test_open import prose
+from trainables.data import data_key
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.storage.storage import Bucket
+
+CONTEXT = 64
+SMALL = ("quickstart", ["frontier.budgets=[1730, 15600]", "data.sequences=1000", "training.steps=100"])
+
+
+@pytest.mark.parametrize(
+    "data", [FilesData(path="a.txt"), HierarchyData(sequences=300, validation_sequences=40)]
+)
+def test_data_is_packed_once(tmp_path, monkeypatch, data):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    monkeypatch.chdir(texts)
+    (texts / "a.txt").write_text(prose())
+    key = data_key(data, CONTEXT)
+    console = Console(file=io.StringIO())
+    for _ in range(2):
+        windows = packed(data, CONTEXT, tmp_path, key, console)
+        tokens = (tmp_path / key / "train.bin").stat().st_size // 2
+        assert windows == (300 if data.kind == "hierarchy" else (tokens - 1) // CONTEXT)
+        assert (tmp_path / key / "manifest.json").is_file()
+        # Packed is packed: the second time nothing is opened.
+        monkeypatch.setattr(preparation, "open_store", lambda *_, **__: pytest.fail("packed again"))
+
+
+def test_a_storage_out_of_reach_is_an_error_of_the_study(monkeypatch):
+    def gone(*_):
+        raise OSError(5, "AWS Error NETWORK_CONNECTION")
+
+    monkeypatch.setattr(Bucket, "read", gone)
+    data = HierarchyData(sequences=300, validation_sequences=40)
+    key = data_key(data, CONTEXT)
+    with pytest.raises(SpecError, match=r"memory://gone/data cannot be reached: .*NETWORK_CONNECTION"):
+        packed(data, CONTEXT, "memory://gone/data", key, Console())
+
+
+def test_one_line_says_how_far_it_is_and_how_long_it_takes(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(preparation.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    with shown(Console(file=out, width=40)) as watch:
+        for second, stage, share in (
+            (1, "reading the text", None),
+            (31, "reading the text", 0.5),
+            (61, "encoding the train text", None),
+            # Machines start for five minutes; they are not counted in what is left.
+            (361, "encoding the train text", 0.1),
+            (371, "encoding the train text", 0.15),
+            (400, "encoding the train text", 0.3),
+        ):
+            now[0] = second
+            watch(stage, share)
+    assert out.getvalue().splitlines() == [
+        "packing the data: reading the text, 50%",
+        "packing the data: encoding the train text",
+        "packing the data: encoding the train text, 10%",
+        # A fifth in 39 s, 70 % to go.
+        "packing the data: encoding the train text, 30%, about 2 min left",
+        "packed the data in 7 min",
+    ]
+
+
+def test_the_extreme_shapes_are_tried_once_each():
+    plan = make_plan(load_spec("quickstart"))
+    shapes = [planned.cell.shape for planned in tried_cells(plan)]
+    every = {planned.cell.shape for planned in plan.cells}
+    assert len(shapes) == len(set(shapes)) <= 4
+    assert max(shape.depth for shape in shapes) == max(shape.depth for shape in every)
+    assert max(shape.width for shape in shapes) == max(shape.width for shape in every)
+
+
+def test_a_study_of_seconds_is_not_worth_it_and_no_study_twice(monkeypatch):
+    assert not is_worth_timing(make_plan(load_spec("quickstart", ["training.steps=1"])))
+    plan = make_plan(load_spec("quickstart", ["training.steps=100000"]))
+    assert is_worth_timing(plan)
+    assert not is_worth_timing(plan, left=1e-6)
+    planner = plan.planner
+    speed.keep(
+        speed.Speed(
+            step=1e-3, layer=1e-3, work=1.0, machine=speed.machine(planner.layouts.device), device="cpu",
+            workers=plan.slots, recipe=speed.deciding(planner.recipe, planner.layouts.vocabulary), cells=[], date="",
+        )
+    )  # fmt: skip
+    assert not is_worth_timing(make_plan(load_spec("quickstart", ["training.steps=100000"])))
+
+
+def test_cells_of_several_devices_are_not_tried():
+    plan = make_plan(load_spec("text", ["resources.tensor_parallel=2", "training.tokens=1e9"]))
+    assert tried_cells(plan) == []
+    assert not is_worth_timing(plan)
+
+
+@pytest.mark.slow
+def test_real_cells_are_timed_and_the_next_plan_follows_them(command):
+    spec, changes = SMALL
+    status, output, errors = command("try", spec, *changes, "--json")
+    assert status == 0, errors
+    document = json.loads(output)
+    assert {cell["cell"] for cell in document["cells"]} == {"L4 d18", "L1 d12", "L4 d6", "L1 d36"}
+    after = make_plan(load_spec(*SMALL))
+    assert document["hours"] == after.hours != document["planned_hours"]
+    planned = {
+        f"L{p.cell.shape.depth} d{p.cell.shape.width}": after.planner.layouts.choose(
+            p.cell.shape
+        ).cost.step_seconds
+        for p in after.cells
+    }
+    for cell in document["cells"]:
+        assert 0 < cell["memory_bytes"] < 1e9
+        # Three numbers fit four cells, up to what other work on the machine changes meanwhile.
+        assert planned[cell["cell"]] == pytest.approx(cell["step_seconds"], rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [(["resources.tensor_parallel=2"], "several devices"), (["vary={training.batch: [1, 2]}"], "`try`")],
+)
+def test_what_cannot_be_tried_is_refused(command, changes, part):
+    status, _, errors = command("try", "text", *changes)
+    assert status == 2
+    assert part in errors

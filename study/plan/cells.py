@@ -153,8 +153,7 @@ class Planner:
         if shape not in self._known:
             self._known[shape] = self.layouts.choose(shape)
         choice = self._known[shape]
-        cost, flags = choice.cost, choice.flags
-        vocabulary = self.layouts.vocabulary
+        cost, flags, vocabulary = choice.cost, choice.flags, self.layouts.vocabulary
         # The rank of the embedding is at most the vocabulary, so that more width adds less than its parameters suggest
         # (Wies, Levine, Jannai and Shashua 2021, arXiv 2105.03928).
         if shape.width > vocabulary:
@@ -205,11 +204,9 @@ def make_planner(
     if spec.data.has_targets:
         # The accuracy of a task is read off whole logits.
         resources = resources.model_copy(update={"shard_vocabulary": "never"})
-    layouts = LayoutPlanner(
-        resources, speed.of(device) if speed else device, slots, recipe, vocabulary, not to_read
-    )
-    if room:
-        layouts = replace(layouts, share=room.memory, largest=room.together)
+    if speed:
+        device = speed.of(device)
+    layouts = LayoutPlanner(resources, device, slots, recipe, vocabulary, not to_read, room)
     return Planner(spec, recipe, key, layouts, spec.data.training_windows(recipe.context, base), speed)
 
 

@@ -68,23 +68,20 @@ class LayoutPlanner:
     vocabulary: int
     must_fit: bool = True
     """Whether a shape that cannot be trained here is an error; not if its rows are only read."""
-    share: int | None = None
-    """Bytes that a rank may fill on a CPU of a cluster; None to share this machine's memory among the slots."""
-    largest: int | None = None
-    """Devices of a cluster's largest machine; None without a cluster."""
+    cluster: ClusterCapacity | None = None
+    """The joined cluster; without one, the slots share the memory of this machine."""
 
     @property
     def usable(self) -> int:
         """Bytes that the tensors of a rank may fill."""
-        return usable_memory(self.device, self.slots, self.share) - (
-            0 if self.device.is_gpu else PROCESS_BYTES
-        )
+        whole = usable_memory(self.device, self.slots, self.cluster.memory if self.cluster else None)
+        return whole if self.device.is_gpu else whole - PROCESS_BYTES
 
     @property
     def _together(self) -> int:
         """The most ranks that `auto` lets share matrices."""
-        if self.largest is not None:
-            return min(self.slots, self.largest)
+        if self.cluster:
+            return min(self.slots, self.cluster.together)
         return min(self.slots, GPUS_OF_A_MACHINE) if self.device.is_gpu else self.slots
 
     @property
@@ -210,10 +207,8 @@ class LayoutPlanner:
         if layout.ranks > 1:
             names = {"tensor parallel": layout.tensor_parallel, "data parallel": layout.data_parallel}
             degrees = " x ".join(f"{name} {n}" for name, n in names.items() if n > 1)
-            one = Layout(
-                micro_batch=1,
-                activation_checkpointing=True in self._activation_checkpointing,
-            )
+            recomputed = True in self._activation_checkpointing
+            one = Layout(micro_batch=1, activation_checkpointing=recomputed)
             alone = self.cost(cost.shape, one).memory.total
             if alone > self.usable:
                 yield f"{degrees}: {gigabytes(alone)} {of_usable} on one device"
@@ -239,9 +234,8 @@ class LayoutPlanner:
         layout, needed = smallest.layout, smallest.memory
         sequences = layout.sequences(self.recipe)
         at_once = "one sequence at a time" if sequences == 1 else f"{sequences} sequences at a time"
-        if layout.ranks == 1:
-            each = "it"
-        else:
+        each = "it"
+        if layout.ranks > 1:
             each = (
                 f"each of {layout.ranks} devices (tensor parallel {layout.tensor_parallel} x data parallel "
                 f"{layout.data_parallel}, of what {shape.heads} heads, {self.slots} slots and at most "
@@ -259,28 +253,29 @@ class LayoutPlanner:
     def _remedies(self, shape: Shape) -> list[str]:
         """Return changes of the spec with which the shape fits, each tried."""
         asked = self.resources
+
+        def fits(**changes: Any) -> bool:
+            changed = asked.model_copy(update=changes)
+            return replace(self, resources=changed)._first_fit(shape) is not None
+
         changes: dict[str, Any] = {
-            "tensor_parallel": "auto",
-            "data_parallel": "auto",
-            "micro_batch": "auto",
-            "activation_checkpointing": "auto",
+            **dict.fromkeys(("tensor_parallel", "data_parallel", "micro_batch"), "auto"),
+            **({} if asked.activation_checkpointing == "always" else {"activation_checkpointing": "auto"}),
             "shard_vocabulary": "always",
             "zero": 3,
         }
         found = [
             f"`resources.{key}: {value}`"
             for key, value in changes.items()
-            if getattr(asked, key) != value
-            and not (key == "activation_checkpointing" and asked.activation_checkpointing == "always")
-            and self._with(**{key: value})._first_fit(shape)
+            if getattr(asked, key) != value and fits(**{key: value})
         ]
         beyond = [n for n in divisors(shape.heads) if self._together < n <= self.slots]
-        fitting = next((n for n in beyond if self._with(tensor_parallel=n)._first_fit(shape)), None)
-        if asked.tensor_parallel == "auto" and fitting:
+        least = next((n for n in beyond if fits(tensor_parallel=n)), None)
+        if asked.tensor_parallel == "auto" and least:
             found.append(
-                f"`resources.tensor_parallel: {fitting}` (if a machine has as many devices)"
-                if self.largest is None
-                else f"machines with {fitting} devices or more"
+                f"machines with {least} devices or more"
+                if self.cluster
+                else f"`resources.tensor_parallel: {least}` (if a machine has as many devices)"
             )
         found += self._more_ranks(shape)
         larger = [
@@ -304,15 +299,10 @@ class LayoutPlanner:
         for text, one in shapes.items():
             if text and (fit := self._first_fit(one)):
                 found.append(f"{text} (then tensor parallel {fit.layout.tensor_parallel} fits)")
-            elif self.device.is_gpu:
-                fit = replace(self, slots=MANY_SLOTS)._first_fit(one)
-                slots = f"`resources.slots: {fit.layout.ranks}` or more" if fit else ""
-                found += [f"{text} with {slots}" if text else slots] if fit else []
+            elif self.device.is_gpu and (fit := replace(self, slots=MANY_SLOTS)._first_fit(one)):
+                slots = f"`resources.slots: {fit.layout.ranks}` or more"
+                found.append(f"{text} with {slots}" if text else slots)
         return found
-
-    def _with(self, **changes: Any) -> "LayoutPlanner":
-        resources = self.resources.model_copy(update=changes)
-        return replace(self, resources=resources)
 
 
 def _degrees(rule: Any, shape: Shape, whole: int, slots: int) -> list[int]:

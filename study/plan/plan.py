@@ -28,7 +28,9 @@ from trainables.layout import Layout
 
 #: Weights below this size get no note in the plan.
 NOTED_BYTES = 1e9
-#: What the JSON of a plan has of each `Miss`.
+#: What the JSON of a plan has of the plan, of its totals and of each `Miss`.
+SHARED = ("protocol", "device", "slots", "precision", "vocabulary", "entropy")
+TOTALS = ("tokens", "flops", "device_hours", "hours", "cost")
 MISS = ("budget", "depth", "nearest_width", "deviation", "reason")
 
 
@@ -170,17 +172,13 @@ class Plan:
         return {
             "name": self.name,
             "description": self.planner.spec.description,
-            **{name: getattr(self, name) for name in ("protocol", "device", "slots", "precision")},
-            "vocabulary": self.vocabulary,
-            "entropy": self.entropy,
+            **{name: getattr(self, name) for name in SHARED},
             "epochs": self.planner.epochs,
             "search": self.search.model_dump(mode="json"),
             "totals": {
                 "cells": self.cell_count,
                 "candidate_cells": len(self.pool),
-                **{
-                    name: getattr(self, name) for name in ("tokens", "flops", "device_hours", "hours", "cost")
-                },
+                **{name: getattr(self, name) for name in TOTALS},
             },
             "cells": [planned.row() for planned in self.cells],
             "more_cells": [planned.row() for planned in self.more],
@@ -205,8 +203,7 @@ def make_plan(
         DataError: the data cannot be found.
     """
     planner = make_planner(spec, base=base, to_read=to_read, room=room)
-    recipe, vocabulary = planner.recipe, planner.layouts.vocabulary
-    listed, missed = shapes(spec.frontier), tuple(misses(spec.frontier))
+    recipe, listed, missed = planner.recipe, shapes(spec.frontier), tuple(misses(spec.frontier))
     cells = tuple(planned for found in listed for planned in planner.cells(found, spec.training.seed_values))
     more, refused = _more_cells(planner, listed)
     if not to_read:
@@ -222,7 +219,7 @@ def make_plan(
         device=planner.layouts.device.name,
         slots=planner.layouts.slots,
         precision=recipe.precision,
-        vocabulary=vocabulary,
+        vocabulary=planner.layouts.vocabulary,
         entropy=spec.data.entropy,
         protocol=digest(shared),
         cells=cells,
@@ -358,13 +355,11 @@ def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
     if device.is_gpu:
         if recipe.precision == "fp32":
             slower = device.peak["bf16"] / device.peak["fp32"]
-            notes.append(
-                f"fp32 has 1/{slower:.0f} of the peak of bf16 on this device; `training.precision: auto` takes bf16"
-            )
+            auto = "`training.precision: auto` takes bf16"
+            notes.append(f"fp32 has 1/{slower:.0f} of the peak of bf16 on this device; {auto}")
         if spec.resources.utilisation is None and not speed:
-            notes.append(
-                f"time assumes {device.utilisation:.0%} of the peak of {device.title}; nothing was measured"
-            )
+            share = f"{device.utilisation:.0%} of the peak of {device.title}"
+            notes.append(f"time assumes {share}; nothing was measured")
         if device.trials > 1:
             notes.append(
                 f"{device.trials} trials share a GPU; time assumes that they leave it idle enough for each other"

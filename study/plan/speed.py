@@ -65,8 +65,8 @@ class Speed:
 def fitted(costs: Sequence[Cost], seconds: Sequence[float]) -> tuple[float, float, float]:
     """Return seconds per step and per layer, and the factor on the time of the work, of measured steps.
 
-    Least squares of the relative errors. A prior keeps the parts in the plan's proportion where the cells do not tell
-    them apart.
+    Least squares of the relative errors. A prior keeps the parts in the plan's proportion where the cells cannot
+    separate them.
 
     Args:
         costs: of the cells, by the constants of the device.

@@ -107,11 +107,11 @@ def tried_cells(plan: Plan) -> list[PlannedCell]:
     Only cells of one rank can be timed; there may be none.
     """
     cells = sorted((p for p in plan.main if p.layout.ranks == 1), key=lambda planned: planned.flops)
-    by_depth, by_width = (
-        sorted(cells, key=lambda planned: -getattr(planned.cell.shape, size)) for size in ("depth", "width")
-    )
-    found = [*cells[-1:], *cells[:1], *by_depth[:1], *by_width[:1]]
-    return list({planned.cell.shape: planned for planned in found}.values())
+    if not cells:
+        return []
+    deepest = max(cells, key=lambda planned: planned.cell.shape.depth)
+    widest = max(cells, key=lambda planned: planned.cell.shape.width)
+    return list({planned.cell.shape: planned for planned in (cells[-1], cells[0], deepest, widest)}.values())
 
 
 def time_steps(plan: Plan, data: str | Path) -> list[tuple[PlannedCell, StepTimes]]:

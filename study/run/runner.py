@@ -2,8 +2,8 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,15 +39,8 @@ from study.tracking.ledger import (
 from study.tracking.mlflow_mirror import make_mirror
 from study.tracking.study_paths import SPEC, StudyPaths, check_owner, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table, study_of_rows
+from study.workers import machines
 from study.workers.launch_failures import report_launch_failures
-from study.workers.machines import (
-    Capacity,
-    Slots,
-    awaited_machines,
-    capacity,
-    check_devices,
-    read_autoscaler_limits,
-)
 from study.workers.ray_session import joined_cluster, joins, private_ray
 from trainables.errors import InputError
 from trainables.storage.storage import copy_into, discard, open_storage, reason, shown, under
@@ -86,7 +79,7 @@ def run_study(spec: StudySpec, results: Path, console: Console | None = None) ->
     if paths.is_shared:
         open_storage(paths.checkpoints).check()
     with ExitStack() as stack:
-        cluster = stack.enter_context(_cluster(spec, console)) if joins() else None
+        cluster = _joined(stack, spec, console) if joins() else None
         plan = make_plan(spec, room=cluster.room if cluster else None)
         stack.enter_context(paths.locked())
         recorded = paths.ledger.rows()
@@ -106,16 +99,14 @@ class _Run:
         plan: Plan,
         paths: StudyPaths,
         recorded: Mapping[str, Row],
-        cluster: Capacity | None,
+        cluster: machines.Capacity | None,
         console: Console,
         check_interrupt: Callable[[], None],
     ) -> None:
         self.spec, self.paths, self.cluster, self.console = spec, paths, cluster, console
         self.check_interrupt = check_interrupt
-        tags = {
-            "interplay.revision": revision(),
-            **{f"interplay.version.{name}": version for name, version in versions().items()},
-        }
+        tags = {f"interplay.version.{name}": version for name, version in versions().items()}
+        tags["interplay.revision"] = revision()
         self.mirror = make_mirror(spec, plan.protocol, paths, recorded.values(), tags)
         if problem := self.mirror.open():
             self._warn(f"{problem}. Rows are kept in {paths.ledger.name} until it can be used.")
@@ -249,14 +240,14 @@ class _Run:
     def _total(self) -> int:
         return self.search.total + self.recorder.sensitivity_cells
 
-    def _slots(self) -> Slots:
+    def _slots(self) -> machines.Slots:
         """The slots of the cluster or of this machine, which are refused if they cannot hold all cells."""
         resources, layouts = self.spec.resources, {planned.layout for planned in self.plan.main}
         if self.cluster:
             self.cluster.check(layouts)
             return self.cluster.slots
-        slots = Slots(self.plan.slots, resources.cpus_per_trial, resources.gpus_per_trial)
-        check_devices(slots, resources.device, layouts)
+        slots = machines.Slots(self.plan.slots, resources.cpus_per_trial, resources.gpus_per_trial)
+        machines.check_devices(slots, resources.device, layouts)
         return slots
 
     def _settings(self) -> TrialSettings:
@@ -303,15 +294,13 @@ def copy_results(paths: StudyPaths, files: Sequence[Path], console: Console) -> 
     return name
 
 
-@contextmanager
-def _cluster(spec: StudySpec, console: Console) -> Iterator[Capacity]:
-    """Join the cluster this process belongs to, and find what it has for the study, which must hold a rank."""
-    with ExitStack() as stack:
-        with console.status("joining the cluster"):
-            stack.enter_context(joined_cluster(on_gpu=spec.resources.gpus_per_trial > 0))
-            limits = read_autoscaler_limits()
-            live = awaited_machines(limits, JOIN_SECONDS)
-        yield capacity(live, limits, spec.resources)
+def _joined(stack: ExitStack, spec: StudySpec, console: Console) -> machines.Capacity:
+    """Join the cluster this process belongs to, and return what it has for the study, which must hold a rank."""
+    with console.status("joining the cluster"):
+        stack.enter_context(joined_cluster(on_gpu=spec.resources.gpus_per_trial > 0))
+        limits = machines.read_autoscaler_limits()
+        live = machines.awaited_machines(limits, JOIN_SECONDS)
+    return machines.capacity(live, limits, spec.resources)
 
 
 def _tally(recorder: Recorder, slots: int) -> str:

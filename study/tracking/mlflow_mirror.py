@@ -275,7 +275,7 @@ class MlflowStudy:
             # A fixed time: a store of MLflow drops a metric with the key, step, time and value of another one.
             when = max((run.info.end_time or 0 for run in runs), default=0)
             metrics = [_metric(name, value, when, 0) for name, value in numbers.items() if value is not None]
-            self._write(self._study_run, metrics, {"mlflow.note.content": note})
+            self._write(self._study_run, metrics, {"mlflow.note.content": note}, {})
         for path in self.paths.outputs if is_server(self.uri) else ():
             if path.is_dir():
                 client.log_artifacts(self._study_run, str(path), path.name)
@@ -383,17 +383,13 @@ class MlflowStudy:
         run.sent |= parts.keys()
 
     def _write(
-        self,
-        run_id: str,
-        metrics: Sequence[Any],
-        tags: Mapping[str, str],
-        parameters: Mapping[str, Any] | None = None,
+        self, run_id: str, metrics: Sequence[Any], tags: Mapping[str, str], parameters: Mapping[str, Any]
     ) -> None:
         """Log in as few batches as MLflow's limit allows, each of which takes milliseconds of the driver."""
         from mlflow.entities import Param, RunTag
 
         client, rest = self._experiment.client, list(metrics)
-        given = [Param(name, str(value)) for name, value in (parameters or {}).items() if value is not None]
+        given = [Param(name, str(value)) for name, value in parameters.items() if value is not None]
         written = [RunTag(name, text[:TAG_CHARACTERS]) for name, text in tags.items()]
         while len(given) > PARAMETERS:
             client.log_batch(run_id, params=given[:PARAMETERS])

@@ -29,8 +29,6 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
-#: MLflow filter of the runs of cells.
-CELL_RUNS = "tags.`interplay.kind` = 'trial'"
 
 
 def silence_mlflow() -> None:
@@ -123,8 +121,8 @@ class Experiment:
                 "name with tracking.experiment=NAME."
             )
 
-    def runs(self, condition: str = CELL_RUNS) -> Iterator[Any]:
-        """Yield all runs that match an MLflow filter."""
+    def runs(self, condition: str = "tags.`interplay.kind` = 'trial'") -> Iterator[Any]:
+        """Yield all runs that match an MLflow filter, by default those of cells."""
         return all_runs(self.client, self.id, condition)
 
 

@@ -165,10 +165,11 @@ def test_auto_keeps_ranks_that_share_matrices_on_one_machine() -> None:
 
 def test_auto_takes_no_more_devices_together_than_a_cluster_has_in_one_machine() -> None:
     """On a pool of machines of one GPU it chose two that share matrices, and was then refused."""
-    shape = Shape(depth=16, width=4096, heads=64)
+    narrow = Shape(depth=16, width=4096, heads=64)
 
-    def degrees(largest: int, **asked: Any) -> tuple[int, int]:
-        layout = replace(layout_planner(**asked), largest=largest).choose(shape).layout
+    def degrees(largest: int, shape: Shape = narrow, **asked: Any) -> tuple[int, int]:
+        cluster = ClusterCapacity(devices=64, memory=0, together=largest)
+        layout = replace(layout_planner(**asked), cluster=cluster).choose(shape).layout
         return layout.tensor_parallel, layout.data_parallel
 
     assert degrees(1)[0] == 1
@@ -176,7 +177,7 @@ def test_auto_takes_no_more_devices_together_than_a_cluster_has_in_one_machine()
     assert degrees(2)[0] == 2
     assert degrees(1, tensor_parallel=4)[0] == 4, "what is asked for is looked at by `check_capacity`"
     with pytest.raises(SpecError, match=r"Take machines with 16 devices or more, or leave"):
-        replace(layout_planner(data_parallel=1), largest=1).choose(Shape(depth=16, width=8192, heads=128))
+        degrees(1, Shape(depth=16, width=8192, heads=128), data_parallel=1)
 
 
 def test_a_plan_for_a_cluster_knows_its_largest_machine(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from study.plan import PlannedCell
 from study.plan.cells import memory_remedy
 from study.workers.machines import Slots
+from study.workers.ray_session import end_of_log
 
 
 class LossCause(Enum):
@@ -131,6 +132,9 @@ def failure_reason(
         reason = describe(error, cause, process) if cause else as_text(error)
     if cause in (LossCause.MEMORY, LossCause.KERNEL, LossCause.RAY):
         reason += f". {memory_remedy(planned, slots.devices, on_gpu=slots.gpus > 0)}"
+    where = lost_place(error, place)
+    if cause is LossCause.PROCESS and where and (words := end_of_log(where.node, where.pid)):
+        reason += f"; its log ends with: {words}"
     return reason
 
 

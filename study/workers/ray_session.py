@@ -16,6 +16,7 @@ from typing import Any
 
 from study.errors import SpecError
 from study.workers.machines import Slots
+from trainables.errors import shortened
 
 #: Read by Ray when it is imported or started: no telemetry, no log files of trials, no output. Tune's experiment
 #: snapshot is not used (a study is resumed from its rows), so it is written as rarely as possible.
@@ -41,6 +42,12 @@ OBJECT_STORE_BYTES = 128 << 20
 ANSWER_SECONDS = 10.0
 #: Ray's core reads its token once, so a second session of this process must have the same.
 TOKEN = secrets.token_hex(32)
+#: Environment variable with the folder in which Ray keeps the logs of this machine's processes, while Ray runs.
+LOGS = "INTERPLAY_RAY_LOGS"
+#: Most characters of a line that are kept.
+LONGEST_LINE = 300
+#: Seconds that the log of a process of another machine may take.
+LOG_SECONDS = 10
 #: Seconds between two looks for a request to stop; a trial checks about as often (`trainables.train.loop.CHECK_EVERY`).
 POLL_SECONDS = 1.0
 
@@ -123,17 +130,19 @@ def _connected(*, on_gpu: bool, **options: Any) -> Iterator[None]:
     worker.print_to_stdstream = lambda *_, **__: None
     try:
         with _own_signals():
-            ray.init(
+            session = ray.init(
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 configure_logging=True,
                 runtime_env={"env_vars": TRIAL_ENVIRONMENT | hidden},
                 **options,
             )
+        os.environ[LOGS] = str(Path(session.address_info["session_dir"], "logs"))
         for name in ("ray", "ray.tune", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         yield
     finally:
+        os.environ.pop(LOGS, None)
         ray.shutdown()
 
 
@@ -152,6 +161,33 @@ def _own_signals() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def end_of_log(node: str, pid: int) -> str:
+    """Return the last line that a process wrote to stderr: NCCL's reason, or the signal that ended native code.
+
+    Empty if it wrote none, or if its log cannot be read; the log of another machine needs Ray's dashboard there.
+    """
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.state import get_log
+    from ray.util.state.exception import RayStateApiException
+
+    lines: list[str] = []
+    if LOGS not in os.environ:
+        return ""
+    if node == ray.get_runtime_context().get_node_id():
+        for file in Path(os.environ[LOGS]).glob(f"worker-*-{pid}.err"):
+            lines = file.read_text(errors="replace").splitlines()
+    else:
+        try:
+            found = get_log(node_id=node, pid=pid, suffix="err", tail=20, timeout=LOG_SECONDS)
+            lines = "".join(found).splitlines()
+        except (RayError, RayStateApiException, OSError) as error:
+            logging.getLogger(__name__).info("No log of process %d on %s: %s", pid, node, error)
+    # Ray's own lines begin with a colon, such as `:actor_name:ImplicitFunc`.
+    own = [line.strip() for line in lines if line.strip() and not line.startswith(":")]
+    return shortened(own[-1], LONGEST_LINE) if own else ""
 
 
 class StopRequest:

@@ -30,9 +30,9 @@ from tests.stubs import stub_result
 from tests.study.small import SMALL
 
 #: Workers, seconds of work of a cell, and seconds between two of its checkpoints.
-WORKERS, SECONDS, EVERY = 8, 20.0, 2.0
-#: Mean seconds until a worker is killed.
-MEANS = (10.0, 20.0, 40.0, 80.0, 160.0)
+WORKERS, SECONDS, EVERY = 8, 40.0, 4.0
+#: Mean seconds until a worker is killed. Shorter ones would measure the cores: a new process takes two seconds of one.
+MEANS = (40.0, 80.0, 160.0, 320.0)
 
 
 def work(seconds: float, every: float, alive: str, result: Mapping[str, Any], config: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class Churn(Meter):
         self.callback.retried(planned, reason)
 
 
-def churn(folder: Path, mean: float, cells: int = 48, seed: int = 0) -> dict[str, float]:
+def churn(folder: Path, mean: float, cells: int = 45, seed: int = 0) -> dict[str, float]:
     """Run a study whose workers are killed after `mean` seconds each on average; return what that cost."""
     alive, over, clock = folder / "alive", threading.Event(), random.Random(seed)
     alive.mkdir(parents=True)

@@ -55,7 +55,7 @@ KILLED = spec("killed", steps=6000, seeds=2, slots=2)
 #: ended when it took a few.
 FULL = spec("full", steps=18_000, depths=(2,), seeds=2)
 #: A cell that without a notice saves nothing while its first machine lasts.
-NOTICED = spec("noticed", steps=60_000, depths=(2,)).replace("every_seconds: 1,", "every_seconds: 1200,")
+NOTICED = spec("noticed", steps=100_000, depths=(2,)).replace("every_seconds: 1,", "every_seconds: 1200,")
 #: Most of the disk at once, the rest byte by byte: the trial there goes on writing meanwhile, and a checkpoint that is
 #: complete leaves the room of its copy to the next one, so that is filled too.
 CRAM = (
@@ -308,7 +308,7 @@ def test_a_machine_with_a_notice_saves_before_it_is_taken_away(simulation, lapto
         simulation.notify(victim.address)
         cluster.wait_for(lambda: checkpoints(laptop, "noticed"), "a checkpoint", 100)
         laptop.python(account.terminate, victim.name)
-        assert started.wait(400) == 0, started.out() + started.err()
+        assert started.wait(700) == 0, started.out() + started.err()
     (run,) = cluster.runs("noticed")
     assert "machine" in run["tags"]["interplay.lost_trials"]
     assert int(run["tags"]["interplay.resumed_from"]) > 0

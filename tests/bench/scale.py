@@ -1,0 +1,103 @@
+"""A large study on one computer: 256 workers of one GPU each that only sleep, and 1,000 cells.
+
+The GPUs are numbers that Ray is told of; all else is the product's own. `python -m tests.bench.scale` prints the CPU of
+the driver per cell, its memory, that of the workers, and how long a worker waits between two cells. It needs 24 GiB and
+a quarter of an hour; `--workers 24 --cells 60 --seconds 8` takes a minute.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median, quantiles
+
+import psutil
+from rich.console import Console
+
+from study.plan.cells import PlannedCell
+from study.run.runner import run_study
+from study.spec.study import load_spec
+from tests.bench.driver import Meter, metered
+from tests.bench.sleeper import sleeper
+from tests.stubs import stub_result
+from tests.study.small import SMALL
+from trainables.progress import Result
+
+
+class Gaps(Meter):
+    """Also measures for how long the devices of a cell that has ended wait for the next one."""
+
+    def __init__(self, callback: object) -> None:
+        super().__init__(callback)  # type: ignore[arg-type]
+        self.free: list[float] = []
+        self.gaps: list[float] = []
+
+    def started(self, planned: PlannedCell) -> None:
+        if self.free:
+            self.gaps.append(time.monotonic() - self.free.pop(0))
+        super().started(planned)
+
+    def ended(self, planned: PlannedCell, result: Result) -> None:
+        self.free.append(time.monotonic())
+        super().ended(planned, result)
+
+
+def memory_of_workers(peak: list[float]) -> None:
+    """Keep the largest memory of the processes below this one, in bytes, shared pages divided among them."""
+    while True:
+        total = 0.0
+        for process in psutil.Process().children(recursive=True):
+            try:
+                total += process.memory_full_info().pss
+            except psutil.Error:
+                continue
+        peak[0] = max(peak[0], total)
+        time.sleep(20)
+
+
+def main() -> None:
+    """Run the study and print one JSON document."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.scale", description=__doc__)
+    parser.add_argument("--workers", type=int, default=256)
+    parser.add_argument("--cells", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    options = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(options.workers)))
+    seeds = -(-options.cells // 15)
+    spec = load_spec(
+        SMALL,
+        [
+            *("resources.device=h100-80gb", f"resources.slots={options.workers}", "training.precision=bf16"),
+            # Ray starts as many processes at a time as it has CPUs.
+            *("resources.cpus_per_trial=0.05", f"training.seeds={seeds}"),
+        ],
+    )
+    peak = [0.0]
+    threading.Thread(target=memory_of_workers, args=(peak,), daemon=True).start()
+    began = time.monotonic()
+    asleep = sleeper(options.seconds, stub_result().model_dump(mode="json"))
+    with tempfile.TemporaryDirectory() as folder, metered(asleep, Gaps) as meters:
+        summary = run_study(spec, Path(folder), Console(quiet=True))
+    (meter,) = meters
+    idle, cpu, *_ = meter.figures(options.workers)
+    found = {
+        "cells": summary.recorder.trained,
+        "workers": options.workers,
+        "sleep_seconds": options.seconds,
+        "seconds": time.monotonic() - began,
+        "until_all_workers_had_a_cell": meter.starts[options.workers - 1] - meter.starts[0],
+        "driver_cpu_ms_per_cell": cpu.value,
+        "idle_percent": idle.value,
+        "seconds_between_cells_median": median(meter.gaps),
+        "seconds_between_cells_p90": quantiles(meter.gaps, n=10)[-1],
+        "driver_bytes": max(meter.memory),
+        "worker_bytes": peak[0] / options.workers,
+    }
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

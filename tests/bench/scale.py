@@ -45,16 +45,19 @@ class Gaps(Meter):
         super().ended(planned, result)
 
 
-def memory_of_workers(peak: list[float]) -> None:
-    """Keep the largest memory of the processes below this one, in bytes, shared pages divided among them."""
+def memory_of_ray(peak: list[tuple[int, int]]) -> None:
+    """Keep the largest memory of the processes below this one, in bytes, and their number then.
+
+    Pages that they share are divided among them.
+    """
     while True:
-        total = 0.0
+        sizes = []
         for process in psutil.Process().children(recursive=True):
             try:
-                total += process.memory_full_info().pss
+                sizes.append(process.memory_full_info().pss)
             except psutil.Error:
                 continue
-        peak[0] = max(peak[0], total)
+        peak[0] = max(peak[0], (sum(sizes), len(sizes)))
         time.sleep(20)
 
 
@@ -75,8 +78,8 @@ def main() -> None:
             *("resources.cpus_per_trial=0.05", f"training.seeds={seeds}"),
         ],
     )
-    peak = [0.0]
-    threading.Thread(target=memory_of_workers, args=(peak,), daemon=True).start()
+    peak = [(0, 0)]
+    threading.Thread(target=memory_of_ray, args=(peak,), daemon=True).start()
     began = time.monotonic()
     asleep = sleeper(options.seconds, stub_result().model_dump(mode="json"))
     with tempfile.TemporaryDirectory() as folder, metered(asleep, Gaps) as meters:
@@ -88,13 +91,13 @@ def main() -> None:
         "workers": options.workers,
         "sleep_seconds": options.seconds,
         "seconds": time.monotonic() - began,
-        "until_all_workers_had_a_cell": meter.starts[options.workers - 1] - meter.starts[0],
         "driver_cpu_ms_per_cell": cpu.value,
         "idle_percent": idle.value,
         "seconds_between_cells_median": median(meter.gaps),
         "seconds_between_cells_p90": quantiles(meter.gaps, n=10)[-1],
         "driver_bytes": max(meter.memory),
-        "worker_bytes": peak[0] / options.workers,
+        "bytes_of_rays_processes": peak[0][0],
+        "rays_processes": peak[0][1],
     }
     print(json.dumps(found, indent=1))
 

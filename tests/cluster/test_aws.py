@@ -51,16 +51,16 @@ GANG = spec("gang", steps=60, depths=(1,), ranks=2)
 #: Two and two cells, so that there are rows before the driver is killed and a checkpoint to go on from. With 2,500
 #: steps the third sometimes ended while its checkpoint was looked for.
 KILLED = spec("killed", steps=6000, seeds=2, slots=2)
-#: Two cells that go on for longer than their machine's disk takes to fill, 20 s: with 18,000 steps both had once
-#: ended before.
-FULL = spec("full", steps=30_000, depths=(2,), seeds=2)
+#: Two cells that go on for longer than their machine's disk takes to fill, 20 s: with 3,000 steps both had sometimes
+#: ended when it took a few.
+FULL = spec("full", steps=18_000, depths=(2,), seeds=2)
 #: A cell that without a notice saves nothing while its first machine lasts.
 NOTICED = spec("noticed", steps=100_000, depths=(2,)).replace("every_seconds: 1,", "every_seconds: 1200,")
 #: Most of the disk at once, the rest byte by byte: the trial there goes on writing meanwhile, and a checkpoint that is
 #: complete leaves the room of its copy to the next one, so that is filled too.
 CRAM = (
     "fallocate -l $(($(df --output=avail -B1 / | tail -1) - 16777216)) /var/filler; "
-    "for _ in $(seq 20); do cat /dev/zero >> /var/last; sleep 1; done; true"
+    "for _ in $(seq 200); do cat /dev/zero >> /var/last; sleep 0.1; done; true"
 )
 SCARCE = spec("scarce", steps=20, depths=(1,), pool="on_demand")
 

@@ -1,6 +1,6 @@
 """`interplay cluster check` foretells what the driver of a study finds on the head, and refuses the same."""
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 import pytest
 import yaml
@@ -30,7 +30,8 @@ def driver(tmp_path, monkeypatch):
         # The live head also has a memory, and marks of Ray's own.
         live = Machine(resources | {"memory": 9e9, "node:10.0.0.1": 1.0}, "head", file.head)
         monkeypatch.setattr("study.workers.machines.live_machines", lambda: [live])
-        with runner._cluster(spec, Console(quiet=True)) as found:
+        with ExitStack() as stack:
+            found = runner._joined(stack, spec, Console(quiet=True))
             plan = make_plan(spec, room=found.room)
             found.check({planned.layout for planned in plan.main})
             return found

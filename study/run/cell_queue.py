@@ -109,7 +109,7 @@ class CellQueue:
         return waits and self.losses.live_ranks() >= busy
 
     def _is_together(self, layout: Layout) -> bool:
-        return layout.tensor_parallel > 1 or 1 < layout.ranks <= self.losses.slots.together
+        return layout.tensor_parallel > 1 or self.losses.slots.are_on_one_machine(layout)
 
     def end(self, trial_id: str, outcome: Outcome = FAILED) -> PlannedCell | None:
         """Forget a trial and pass its outcome to the source, once; return None if it has ended already."""

@@ -41,7 +41,7 @@ def resource_request(config: dict[str, Any], slots: Slots) -> tune.PlacementGrou
     bundles = [slots.bundle(layout.tensor_parallel)] * layout.data_parallel
     labels = {NODE_LABEL: f"!in({','.join(avoided)})"}
     options = {"bundle_label_selector": [labels] * len(bundles)} if avoided else {}
-    strategy = "STRICT_PACK" if 1 < layout.ranks <= slots.together and not avoided else "PACK"
+    strategy = "STRICT_PACK" if slots.are_on_one_machine(layout) and not avoided else "PACK"
     return tune.PlacementGroupFactory([*([{}] if layout.ranks > 1 else []), *bundles], strategy, **options)
 
 

@@ -59,6 +59,10 @@ class Slots:
         needs = {"CPU": round(ranks * self.cpus, 4), "GPU": round(ranks * self.gpus, 4)}
         return {**dict.fromkeys(self.custom, CUSTOM_AMOUNT), **needs}
 
+    def are_on_one_machine(self, layout: Layout) -> bool:
+        """Whether a gang is to be on one machine, because the largest one holds all of its ranks."""
+        return 1 < layout.ranks <= self.together
+
     def may_use(self, machine: Machine) -> bool:
         """Whether a machine offers all the custom resources."""
         return all(machine.resources.get(name, 0) > 0 for name in self.custom)

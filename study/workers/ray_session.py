@@ -201,26 +201,35 @@ def request_stop(run: str) -> Any:
     return ray.remote(StopRequest).options(name=run, num_cpus=0).remote()
 
 
-@contextmanager
-def stop_requested(run: str) -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether the run is to stop.
+def stop_requested(run: str) -> AbstractContextManager[Callable[[], bool]]:
+    """Give a function that returns whether the run is to stop.
 
     A trial's process serves no calls of other actors while it trains, so a thread of it looks for the actor.
     """
     import ray
 
-    over, requested = threading.Event(), threading.Event()
+    def look() -> bool:
+        try:
+            ray.get_actor(run)
+        except ValueError:
+            return False
+        return True
+
+    return polled(look, POLL_SECONDS, "stop request")
+
+
+@contextmanager
+def polled(look: Callable[[], bool], seconds: float, name: str) -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether `look` was true; a thread calls it every so many seconds until it is."""
+    over, came = threading.Event(), threading.Event()
 
     def watch() -> None:
-        while not over.wait(POLL_SECONDS) and not requested.is_set():
-            try:
-                ray.get_actor(run)
-            except ValueError:
-                continue
-            requested.set()
+        while not came.is_set() and not over.wait(seconds):
+            if look():
+                came.set()
 
-    threading.Thread(target=watch, name="stop request", daemon=True).start()
+    threading.Thread(target=watch, name=name, daemon=True).start()
     try:
-        yield requested.is_set
+        yield came.is_set
     finally:
         over.set()

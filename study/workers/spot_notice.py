@@ -1,10 +1,12 @@
 """AWS's notice, two minutes before, that it takes a spot machine away."""
 
 import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from urllib.request import Request, urlopen
+
+from study.workers.ray_session import polled
 
 #: Environment variable with the address of AWS's metadata service; cluster/setup_node.sh sets it on AWS.
 METADATA = "INTERPLAY_METADATA"
@@ -12,23 +14,12 @@ METADATA = "INTERPLAY_METADATA"
 POLL_SECONDS = 5.0
 
 
-@contextmanager
-def spot_notices() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether this machine will be taken away; outside of AWS it never is."""
-    over, noticed = threading.Event(), threading.Event()
+def spot_notices() -> AbstractContextManager[Callable[[], bool]]:
+    """Give a function that returns whether this machine will be taken away; outside of AWS it never is."""
     address = os.environ.get(METADATA)
-
-    def watch(address: str) -> None:
-        while not noticed.is_set() and not over.wait(POLL_SECONDS):
-            if is_noticed(address):
-                noticed.set()
-
-    if address:
-        threading.Thread(target=watch, args=(address,), name="spot notice", daemon=True).start()
-    try:
-        yield noticed.is_set
-    finally:
-        over.set()
+    if not address:
+        return nullcontext(lambda: False)
+    return polled(partial(is_noticed, address), POLL_SECONDS, "spot notice")
 
 
 def is_noticed(address: str) -> bool:

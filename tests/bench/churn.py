@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from study.plan.cells import PlannedCell
+from study.run.cell_queue import CellCallback
 from study.run.runner import run_study
 from study.spec.study import load_spec
 from tests.bench.driver import Meter, metered
@@ -61,7 +62,7 @@ def work(seconds: float, every: float, alive: str, result: Mapping[str, Any], co
 class Churn(Meter):
     """Notes the losses of trials, and how long each was away."""
 
-    def __init__(self, callback: Any) -> None:
+    def __init__(self, callback: CellCallback) -> None:
         super().__init__(callback)
         self.lost_at: dict[str, float] = {}
         self.away: list[float] = []
@@ -90,8 +91,9 @@ def churn(folder: Path, mean: float, cells: int = 45, seed: int = 0) -> dict[str
                 continue
             file = working[chosen]
             try:
-                wasted.append(time.time() - file.stat().st_mtime)
+                since_saved = time.time() - file.stat().st_mtime
                 os.kill(int(file.name), signal.SIGKILL)
+                wasted.append(since_saved)
                 file.unlink()
             except (FileNotFoundError, ProcessLookupError):
                 continue

@@ -18,6 +18,7 @@ import psutil
 from rich.console import Console
 
 from study.plan.cells import PlannedCell
+from study.run.cell_queue import CellCallback
 from study.run.runner import run_study
 from study.spec.study import load_spec
 from tests.bench.driver import Meter, metered
@@ -30,8 +31,8 @@ from trainables.progress import Result
 class Gaps(Meter):
     """Also measures for how long the devices of a cell that has ended wait for the next one."""
 
-    def __init__(self, callback: object) -> None:
-        super().__init__(callback)  # type: ignore[arg-type]
+    def __init__(self, callback: CellCallback) -> None:
+        super().__init__(callback)
         self.free: list[float] = []
         self.gaps: list[float] = []
 

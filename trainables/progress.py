@@ -24,6 +24,8 @@ class Point(FloatRecord):
     lr: float
     grad_norm: float
     tokens_per_second: float
+    gpu: dict[str, float] = {}
+    """Readings of rank 0's GPU at its end; see `trainables.train.gpu_readings`."""
 
 
 class Evaluation(FloatRecord):

@@ -51,6 +51,8 @@ FINAL = (
 #: MLflow's names of the parts of a training curve. None may be the name of a final metric: MLflow shows the value of
 #: the highest step, which would be the curve's.
 CURVES = {"train_loss": "train_loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_second": "throughput"}
+#: Prefix of the metrics that MLflow's page of a run shows as those of the system.
+SYSTEM = "system/"
 
 #: An item that the driver queues: the key of a cell whose row is in the ledger, or a live curve.
 Item = str | CurveUpdate
@@ -367,7 +369,11 @@ class MlflowStudy:
         Measures of the start are those of step 0.
         """
         parts = {
-            ("", one.step): {name: getattr(one, key) for key, name in CURVES.items()} for one in part.points
+            ("", one.step): {
+                **{name: getattr(one, key) for key, name in CURVES.items()},
+                **{f"{SYSTEM}{name}": value for name, value in one.gpu.items()},
+            }
+            for one in part.points
         }
         parts |= {("validation_", one.step): {"loss": one.loss, **one.measures} for one in part.evaluations}
         if part.start:

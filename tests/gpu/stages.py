@@ -41,6 +41,7 @@ from trainables.progress import Result
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, join
 from trainables.record import Keep
 from trainables.train import engine, loop
+from trainables.train.gpu_readings import gpu_readings
 from trainables.train.loop import train
 
 Row = dict[str, Any]
@@ -247,11 +248,12 @@ def _throughput(sizes: Sizes, root: Path, case: Case, who: str) -> Row:
         rate = case.batch * case.context / rival.run(cell, root, other, layout)[1]
         del other
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    read = gpu_readings(device())
     release()
     torch.compiler.reset()
     cost = Cost(case.shape, case.vocabulary, cell.recipe, layout, this_device())
     mfu = rate * cost.flops.training / this_device().peak["bf16"]
-    return {"what": case.name, "who": who, "tokens/s": rate, "MFU": mfu, "peak bytes": peak}
+    return {"what": case.name, "who": who, "tokens/s": rate, "MFU": mfu, "peak bytes": peak, **read}
 
 
 def _rate(cell: Cell, root: Path, layout: Layout = Layout(), compiler: str = engine.COMPILER) -> float:

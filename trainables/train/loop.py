@@ -41,6 +41,7 @@ from trainables.train.engine import (
     schedule,
     whole_state,
 )
+from trainables.train.gpu_readings import gpu_readings
 from trainables.train.memory_meter import MemoryMeter
 
 #: Points of a training curve.
@@ -331,8 +332,16 @@ class _Training:
         rate = steps * recipe.batch * recipe.context / state.window_seconds
         # The scheduler holds the rate of the next step.
         lr = float(engine.lr_scheduler.base_lrs[0]) * schedule(recipe)(state.step - 1)
-        point = Point(step=state.step, train_loss=mean, lr=lr, grad_norm=norm, tokens_per_second=rate)
-        state.points.append(point)
+        state.points.append(
+            Point(
+                step=state.step,
+                train_loss=mean,
+                lr=lr,
+                grad_norm=norm,
+                tokens_per_second=rate,
+                gpu=gpu_readings(self.device),
+            )
+        )
         self.loss_sum.zero_()
         state.window_loss = state.window_seconds = 0.0
         if state.first_loss is None:

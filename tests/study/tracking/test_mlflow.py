@@ -125,6 +125,15 @@ def test_the_times_of_a_curve_end_with_its_row(uri, study):
     assert [(one.step, one.timestamp) for one in found] == [(10, 96_000), (20, 100_000)]
 
 
+def test_the_readings_of_a_gpu_are_curves_of_the_system(uri, study):
+    warm = [
+        point(step).model_copy(update={"gpu": {"gpu_temperature_celsius": step + 50.0}}) for step in (10, 20)
+    ]
+    study.log_curve(CurveUpdate("aaaa", "L1", {}, warm[:1]))
+    study.log_row(row(points=tuple(warm)))
+    assert history(uri, "aaaa", "system/gpu_temperature_celsius") == [(10, 60.0), (20, 70.0)]
+
+
 def test_a_row_with_nan_and_more_measures_than_a_batch_holds_arrives(uri, study):
     count = BATCH // 2 + 100
     many = {f"rank_residual/{layer}": layer / count for layer in range(1, count + 1)}

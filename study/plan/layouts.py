@@ -78,8 +78,8 @@ class LayoutPlanner:
         return whole if self.device.is_gpu else whole - PROCESS_BYTES
 
     @property
-    def _together(self) -> int:
-        """The most ranks that `auto` lets share matrices."""
+    def together(self) -> int:
+        """The most ranks that one machine holds; `auto` lets no more share matrices."""
         if self.cluster:
             return min(self.slots, self.cluster.together)
         return min(self.slots, GPUS_OF_A_MACHINE) if self.device.is_gpu else self.slots
@@ -142,7 +142,7 @@ class LayoutPlanner:
         """Yield makers of a layout from its micro-batch, in order of preference, with the micro-batches, ascending."""
         degrees = [
             (tensor, data)
-            for tensor in _degrees(self.resources.tensor_parallel, shape, shape.heads, self._together)
+            for tensor in _degrees(self.resources.tensor_parallel, shape, shape.heads, self.together)
             for data in _degrees(self.resources.data_parallel, shape, self.recipe.batch, self.slots)
             if tensor * data <= (self.slots if self.device.trials == 1 else 1)
             and (self.recipe.optimizer != "muon" or not self._layout(tensor, data).divides_matrices)
@@ -239,7 +239,7 @@ class LayoutPlanner:
             each = (
                 f"each of {layout.ranks} devices (tensor parallel {layout.tensor_parallel} x data parallel "
                 f"{layout.data_parallel}, of what {shape.heads} heads, {self.slots} slots and at most "
-                f"{self._together} in a machine allow)"
+                f"{self.together} in a machine allow)"
             )
         share = "usable memory" if self.device.is_gpu else f"memory for each of {self.slots} slots"
         remedies = self._remedies(shape) or ["smaller shapes"]
@@ -269,7 +269,7 @@ class LayoutPlanner:
             for key, value in changes.items()
             if getattr(asked, key) != value and fits(**{key: value})
         ]
-        beyond = [n for n in divisors(shape.heads) if self._together < n <= self.slots]
+        beyond = [n for n in divisors(shape.heads) if self.together < n <= self.slots]
         least = next((n for n in beyond if fits(tensor_parallel=n)), None)
         if asked.tensor_parallel == "auto" and least:
             found.append(

@@ -338,6 +338,11 @@ def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
             f"{len(gangs)} of {len(cells)} cells take several devices, up to {most}; their time assumes links of "
             f"{device.link / 1e9:.3g} GB/s ({share}) between all of a cell's devices, and no overlap with work"
         )
+        if apart := sum(p.layout.ranks > planner.layouts.together for p in gangs):
+            notes.append(
+                f"{apart} of {len(cells)} cells need several machines; the network between these is slower than the "
+                "links of one, which the time leaves out"
+            )
     if recipe.parametrisation != "sp":
         notes.append(
             f"under {recipe.parametrisation} `lr` is the rate of the base shape L{recipe.base.depth}-d"

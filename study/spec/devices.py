@@ -1,9 +1,10 @@
 """Devices a study can be planned for: memory, speed, and the share of the peak speed that a plan assumes."""
 
+import functools
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 from trainables.cell import Precision
@@ -125,19 +126,36 @@ def usable_memory(device: Device, slots: int = 1, share: int | None = None) -> i
 
 
 def local_gpus() -> int:
-    """Return the number of NVIDIA GPUs this process may use, without loading a GPU library."""
+    """Return the number of NVIDIA GPUs this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in {"", "-1"}])
-    folder = Path("/proc/driver/nvidia/gpus")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
+    return len(_gpu_names())
 
 
 def local_device() -> str:
-    """Return the name of this machine's GPU in `DEVICES`, without loading a GPU library; `cpu` if there is none."""
-    cards = Path("/proc/driver/nvidia/gpus").glob("*/information") if local_gpus() else ()
-    models = (card.read_text().partition("Model:")[2].partition("\n")[0] for card in cards)
+    """Return the name of this machine's GPU in `DEVICES`; `cpu` if there is none."""
+    models = _gpu_names() if local_gpus() else ()
     return next(filter(None, map(device_of, models)), "cpu")
+
+
+@functools.cache
+def _gpu_names() -> tuple[str, ...]:
+    """The driver's names of this machine's NVIDIA GPUs, without CUDA, whose context takes memory of each."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return ()
+    except pynvml.NVMLError as error:
+        # Such as a driver that was updated and whose old module still runs.
+        logging.getLogger(__name__).warning(
+            "NVIDIA's driver does not answer (%s), so this machine counts as one without a GPU.", error
+        )
+        return ()
+    cards = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    return tuple(map(pynvml.nvmlDeviceGetName, cards))
 
 
 def device_of(model: str) -> str | None:

@@ -185,11 +185,12 @@ def test_a_plan_for_a_cluster_knows_its_largest_machine(tmp_path: Path) -> None:
     path.write_text(WIDE)
     spec = load_spec(str(path), ["resources.slots=auto", "resources.zero=3"])
 
-    def most(together: int) -> int:
+    def most(together: int) -> tuple[int, bool]:
         plan = make_plan(spec, room=ClusterCapacity(64, 0, together))
-        return max(planned.layout.tensor_parallel for planned in plan.cells)
+        apart = any("need several machines" in note for note in plan.notes)
+        return max(planned.layout.tensor_parallel for planned in plan.cells), apart
 
-    assert (most(1), most(8)) == (1, 8)
+    assert (most(1), most(8)) == ((1, True), (8, False))
 
 
 def test_activations_are_recomputed_where_nothing_else_fits_on_as_few_devices() -> None:

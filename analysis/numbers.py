@@ -44,11 +44,23 @@ def percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
+def prefixed(value: float) -> str:
+    """A number in three digits with its decimal prefix, such as `1.23M`."""
+    for power, prefix in zip(range(24, 0, -3), "YZEPTGMk", strict=True):
+        if value >= 10**power:
+            return f"{value / 10**power:.3g}{prefix}"
+    return f"{value:.3g}"
+
+
 def duration(seconds: float) -> str:
-    """A duration such as `2.5 h`."""
-    if seconds >= 5400:
-        return f"{seconds / 3600:,.1f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 90 else f"{seconds:.1f} s"
+    """A duration in a fitting unit, such as `4.2 s`, `45 s`, `12 min`, `2.4 h` or `31 days`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:,.0f} days"
 
 
 def counted(count: int, noun: str) -> str:

@@ -15,11 +15,10 @@ from analysis.fit.document import Fit
 from analysis.fit.sentences import answers
 from analysis.law.near_optimal import WITHIN
 from analysis.law.shape import Shape
-from analysis.numbers import counted
+from analysis.numbers import counted, duration, prefixed
 from analysis.runs.table import RunTable
 from interplay.errors import explained
 from study.plan.plan import Plan
-from study.plan.table import duration, short
 
 #: Most failed cells and characters of a reason that are shown.
 MOST_FAILED, MOST_REASON = 3, 120
@@ -44,7 +43,7 @@ class StudyPlan:
 
     def __repr__(self) -> str:
         cells, flops, time = (self.totals[name] for name in ("cells", "flops", "hours"))
-        cost = f"{short(flops)} FLOPs, about {duration(time * 3600)} on {self.plan.device}"
+        cost = f"{prefixed(flops)} FLOPs, about {duration(time * 3600)} on {self.plan.device}"
         return f"{self.plan.name}: {cells} cells, {cost}"
 
     def _repr_html_(self) -> str:

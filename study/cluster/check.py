@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from analysis.numbers import duration
 from study.cluster.cluster_file import TYPES, ClusterFile, Finding, need, read
 from study.cluster.prices import Option, Pool, StudyPrice, hour, pools, price_study, prices
 from study.cluster.rules import check_any, check_aws, check_local, check_schema
 from study.errors import SpecError
-from study.plan.table import duration
 from study.spec.study import load_spec
 
 #: Values of `provider.type` that this command supports, and their rules.

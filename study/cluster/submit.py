@@ -16,6 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from analysis.numbers import duration
 from study.cluster.check import option_text
 from study.cluster.cluster_file import ClusterFile, need, read
 from study.cluster.connection import Cluster, connect
@@ -23,7 +24,6 @@ from study.cluster.prices import price_study
 from study.cluster.rules import AWS_METADATA, check_metadata
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.plan.table import duration
 from study.spec import yaml_file
 from study.spec.study import StudySpec, load_spec
 from trainables.errors import did_you_mean

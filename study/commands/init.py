@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
+from analysis.numbers import duration
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
-from study.plan.table import duration
 from study.spec.devices import local_device
 from study.spec.schema import json_schema
 from study.spec.study import TOKENS_PER_PARAMETER, parse_spec

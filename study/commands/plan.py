@@ -12,11 +12,12 @@ import yaml
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from analysis.numbers import duration
 from study.commands import series
 from study.commands.output import show, text_table
 from study.errors import SpecError
 from study.plan.plan import Plan, by_hand, make_plan
-from study.plan.table import duration, plan_table
+from study.plan.table import plan_table
 from study.spec.study import load_spec, studies
 from study.tracking.study_paths import study_paths
 

@@ -14,10 +14,10 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from analysis.errors import InputError
+from analysis.numbers import duration, prefixed
 from study.commands.output import say, text_table
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.plan.table import duration, short
 from study.spec.study import StudySpec, members
 from study.tracking.study_paths import SERIES, check_owner, check_series_owner, study_paths
 
@@ -42,7 +42,13 @@ def plan(spec: StudySpec) -> tuple[dict[str, Any], RenderableType]:
     }
     heads = [*((str(value), one.name) for value, one in plans.items()), ("total", "")]
     rows = [
-        (*head, f"{of['cells']:,}", short(of["tokens"]), short(of["flops"]), duration(of["hours"] * 3600))
+        (
+            *head,
+            f"{of['cells']:,}",
+            prefixed(of["tokens"]),
+            prefixed(of["flops"]),
+            duration(of["hours"] * 3600),
+        )
         for head, of in zip(heads, [*each, totals], strict=True)
     ]
     names = (spec.varied_key, "study", "cells", "tokens", "FLOPs", "time")

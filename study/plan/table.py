@@ -10,6 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from analysis.numbers import duration, prefixed
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from study.spec.search import LEAST_DEPTHS, CrossingSection, OptunaSection
@@ -31,7 +32,7 @@ def plan_table(plan: Plan) -> Group:
         "params": "",
         "rate": "",
         "cells": f"{plan.cell_count:,}",
-        "FLOPs": short(plan.flops),
+        "FLOPs": prefixed(plan.flops),
         "memory": "",
         "TP": "",
         "time": duration(plan.hours * 3600),
@@ -99,8 +100,8 @@ def _row(
         "params": _count(first.parameters.total),
         "rate": _rates(planned.cell.lr for planned in group),
         "cells": str(len(group)),
-        "FLOPs": short(first.flops),
-        "memory": f"{short(first.memory_bytes)}B",
+        "FLOPs": prefixed(first.flops),
+        "memory": f"{prefixed(first.memory_bytes)}B",
         "TP": f"{first.layout.tensor_parallel}{groups}",
         "time": duration(first.seconds),
         "cost": _money(sum(planned.cost or 0.0 for planned in group)),
@@ -146,7 +147,7 @@ def search_notes(plan: Plan) -> list[str]:
     sizes = f" and {len(added)} at other budgets" if added else ""
     first = f" when {search.goal_words}, at the latest" if search.goal_words else ""
     limits = [
-        *([f"{short(search.max_flops)} FLOPs"] if search.max_flops else []),
+        *([f"{prefixed(search.max_flops)} FLOPs"] if search.max_flops else []),
         *([f"{search.max_cells:,} cells"] if search.max_cells else []),
     ]
     last = f" at {' or '.join(limits)}" if limits else " with all of them trained"
@@ -165,7 +166,7 @@ def search_notes(plan: Plan) -> list[str]:
 
 def _count(number: float) -> str:
     """Return a number of parameters or tokens: all digits below 100 thousand, else three; B is 10⁹ as in specs."""
-    return f"{number:,.0f}" if number < 1e5 else short(number).replace("G", "B")
+    return f"{number:,.0f}" if number < 1e5 else prefixed(number).replace("G", "B")
 
 
 def _money(cost: float) -> str:
@@ -184,22 +185,3 @@ def _rates(rates: Iterable[float]) -> str:
     return (
         f"{values[0]:.2g}".replace("e-0", "e-") if len(values) == 1 else f"{values[0]:.1g}..{values[-1]:.1g}"
     )
-
-
-def short(value: float) -> str:
-    """Return a number in three digits with its decimal prefix, such as 1.23M."""
-    for power, prefix in zip(range(24, 0, -3), "YZEPTGMk", strict=True):
-        if value >= 10**power:
-            return f"{value / 10**power:.3g}{prefix}"
-    return f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in a fitting unit, such as 45 s, 12 min, 2.4 h or 31 days."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 48 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:,.0f} days"

@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from analysis.numbers import duration
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan, wall_seconds
-from study.plan.table import duration
 from trainables.progress import Progress, Result
 
 #: Most lines that fit a screen. With more budgets the table has only depths; running cells fill the rest.

@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from analysis.numbers import duration
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from study.plan.speed import Speed, deciding, fitted, keep, machine
-from study.plan.table import duration
 from study.spec.devices import DEVICES
 from trainables.data import DataSpec
 from trainables.data.packing import OnProgress

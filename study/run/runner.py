@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.fit.document import Fit
+from analysis.numbers import duration
 from analysis.runs.epochs import repeat_warning
 from study.errors import SpecError
 from study.plan import Plan, make_plan
 from study.plan.cells import with_trials_per_gpu
-from study.plan.table import duration
 from study.results.answer import answer
 from study.run.console import Viewer
 from study.run.interrupts import stop_signals

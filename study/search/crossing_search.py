@@ -14,9 +14,9 @@ import pandas as pd
 from analysis.design.next_cells import Choice, Option, propose
 from analysis.design.objective import CHECKS, Estimate, Objective, estimate, reached
 from analysis.design.power import AHEAD
+from analysis.numbers import prefixed
 from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan
-from study.plan.table import short
 from study.search.source import Keys, Known, Search, SearchEnd, SearchState
 from study.spec.search import CrossingSection
 from study.spec.study import StudySpec
@@ -190,7 +190,7 @@ class CrossingSearch(Search):
             return SearchEnd("options", f"all {tried:,} cells it may train have been tried.")
         # A running cell may diverge, and leave FLOPs for others.
         if flops is not None and not self._running and not self._affordable():
-            return SearchEnd("max_flops", f"no other cell fits into {short(flops)} training FLOPs.")
+            return SearchEnd("max_flops", f"no other cell fits into {prefixed(flops)} training FLOPs.")
         return None
 
 

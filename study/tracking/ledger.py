@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -269,6 +269,7 @@ def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
+@cache
 def revision() -> str:
     """Return the git revision of this code, with `+` if a package was edited; outside a checkout, the version.
 

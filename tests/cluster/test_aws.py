@@ -9,6 +9,7 @@ import csv
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
@@ -26,6 +27,8 @@ FILE = "cluster/aws.yaml"
 BUCKET = "ada-studies"
 #: One rank takes a whole machine of this type, so ranks and machines are as many.
 MACHINE = "m7i.xlarge"
+#: Batch times context.
+TOKENS_OF_A_STEP = 8 * 32
 SPEC = """
 name: {name}
 data: {{kind: hierarchy, vocabulary: 8, branching: 2, levels: 4, synonyms: 2, sequences: 4000,
@@ -300,18 +303,24 @@ def test_a_killed_mlflow_comes_back_and_a_killed_driver_costs_what_the_last_chec
     assert all(run["tags"].get("interplay.lost_trials", "") == "" for run in runs)
 
 
-def test_a_machine_with_a_notice_saves_before_it_is_taken_away(simulation, laptop, cluster):
+def test_a_machine_with_a_notice_saves_before_it_is_taken_away(simulation, laptop, cluster, record_property):
     with cluster.started_study("noticed") as started:
         cluster.wait_for(lambda: cluster.training("cpu"), "the cell", 200)
         (victim,) = cluster.training("cpu")
         assert checkpoints(laptop, "noticed") == set()
         simulation.notify(victim.address)
         cluster.wait_for(lambda: checkpoints(laptop, "noticed"), "a checkpoint", 100)
+        saved = time.monotonic()
         laptop.python(account.terminate, victim.name)
+        taken = time.monotonic() - saved
         assert started.wait(700) == 0, started.out() + started.err()
     (run,) = cluster.runs("noticed")
     assert "machine" in run["tags"]["interplay.lost_trials"]
-    assert int(run["tags"]["interplay.resumed_from"]) > 0
+    kept = int(run["tags"]["interplay.resumed_from"])
+    assert kept > 0
+    # Figures of this run: without the notice its machine would have taken all of both.
+    record_property("steps_kept", kept)
+    record_property("steps_lost", round(taken * run["metrics"]["throughput"] / TOKENS_OF_A_STEP))
 
 
 def test_a_full_disk_and_a_pool_without_machines_are_named_and_the_studies_go_on(simulation, laptop, cluster):

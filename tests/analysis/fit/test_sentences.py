@@ -18,7 +18,6 @@ from analysis.fit.sentences import (
 )
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.threshold_law import ThresholdLaw
-from analysis.numbers import ends, human, human_range, short, span
 from analysis.runs.table import RunTable, read_runs
 from analysis.runs.tokens import TokenRule
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -26,38 +25,6 @@ from tests.tables import one_size_a_depth
 
 NO_LAW = ThresholdLaw("log-linear", "insufficient", 0.95)
 NO_TOKENS = TokenRule("unknown", None, (), "")
-
-
-@pytest.mark.parametrize(
-    ("value", "words", "letters"),
-    [
-        (3120, "3.1 thousand", "3.1k"),
-        (999.6, "1.0 thousand", "1k"),
-        (24576, "25 thousand", "25k"),
-        (1.643e11, "164 billion", "164B"),
-        (1e12, "1.0 trillion", "1T"),
-        (42.4, "42", "42"),
-        (0.0123, "0.012", "0.012"),
-    ],
-)
-def test_numbers_in_words(value, words, letters):
-    assert human(value) == words
-    assert short(value) == letters
-
-
-def test_open_ends_are_said():
-    assert human_range((2700, 3900)) == "2.7–3.9 thousand"
-    assert human_range((900, 3900)) == "900–3.9 thousand"
-    assert human_range((None, 3900)) == "below 3.9 thousand"
-    assert human_range((3900, None)) == "above 3.9 thousand"
-    assert span((None, None)) == "no limit"
-    assert span((2700, 3900), short) == "2.7k–3.9k"
-    assert span(None) == "none"
-    assert (ends((None, 0.3)), ends((0.24, None))) == ("below 0.30", "above 0.24")
-    assert ends((0.2, 0.312)) == "0.20 to 0.31"
-    # Two different ends get digits until they differ.
-    assert ends((0.1479, 0.1512)) == "0.148 to 0.151"
-    assert ends((0.25, 0.25)) == "0.25 to 0.25"
 
 
 def test_each_status_has_its_sentence():

@@ -14,7 +14,7 @@ import study.plan.cells
 import study.plan.layouts
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
-from study.plan.table import duration, plan_table, search_notes, short
+from study.plan.table import plan_table, search_notes
 from study.spec.devices import DEVICES, usable_memory
 from study.spec.study import load_spec
 from tests.study.plan.test_layouts import assert_named
@@ -339,19 +339,6 @@ def test_the_table_has_a_line_a_shape_and_fits_a_terminal() -> None:
     assert "24,576" in text
     assert "27,808" in text
     assert "width above the vocabulary of 9 tokens" in text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(7, "7 s"), (99.4, "99 s"), (150, "2 min"), (5400, "90 min"), (8640, "2.4 h"), (31 * 86400, "31 days")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(12, "12"), (1600, "1.6k"), (2.5e9, "2.5G"), (5.31e21, "5.31Z")])
-def test_short_numbers(value: float, text: str) -> None:
-    assert short(value) == text
 
 
 # Size

@@ -429,7 +429,10 @@ def init(
         typer.Option(metavar="D", help="cpu, or a GPU such as a100-80gb; default: that of this machine"),
     ] = None,
 ) -> None:
-    """Write the file of a new study, planned to a given time. It has a comment for each choice."""
+    """Write the file of a new study, planned to a given time. It has a comment for each choice.
+
+    The first time on a machine it trains a few steps for a minute, because the time follows from its speed.
+    """
     from study.commands.init import init as written
 
     for sentence in written(name, data, hours, device, Path()):

@@ -5,9 +5,11 @@ import functools
 import json
 import math
 import shlex
+import tempfile
 from pathlib import Path
 
 import yaml
+from rich.console import Console
 
 from analysis.numbers import duration
 from study.errors import SpecError
@@ -21,6 +23,9 @@ SCHEMA = "interplay.schema.json"
 #: Largest budget over the smallest, in five budgets with a factor of two between neighbours.
 SPAN, POINTS = 16, 5
 MOST_HOURS = 100_000
+#: Hours of the study whose steps are timed where the speed of the machine is not known: those of longer ones take
+#: minutes.
+TIMED_HOURS = 0.25
 #: Depths by the largest budget: the deepest must be able to win inside the range. At 1.6e5 parameters 4 layers of
 #: width 58 can; at 2.4e7 the law of Levine et al. 2020 lets 8 layers win from a width of 241, 5.6e6 parameters.
 DEPTHS = ((0.0, [1, 2, 4]), (1e6, [2, 4, 8]), (3e7, [4, 8, 16, 32]))
@@ -68,6 +73,9 @@ resources:
 def init(name: str, data: Path | None, hours: float, device: str | None, folder: Path) -> list[str]:
     """Write `NAME.yaml`, and the schema that it names for editors, into a folder; return sentences about the study.
 
+    On a machine whose speed is not known, a few steps are timed first, because the plan's constants can be several
+    times off.
+
     Args:
         name: name of the study, with or without `.yaml`.
         data: text of the user, a file or a folder; None for the Python sources of this machine.
@@ -108,7 +116,12 @@ def init(name: str, data: Path | None, hours: float, device: str | None, folder:
         time = duration(plan.hours * 3600)
         return plan, TEMPLATE.format(cells=len(plan.cells), time=time, **head, **values)
 
-    fitting = bisect.bisect_right(budgets, hours, key=lambda budget: study_of(budget)[0].hours)
+    def fitting_in(hours: float) -> int:
+        return bisect.bisect_right(budgets, hours, key=lambda budget: study_of(budget)[0].hours)
+
+    notes = _time_steps(study_of(budgets[max(1, fitting_in(min(hours, TIMED_HOURS))) - 1])[0])
+    study_of.cache_clear()
+    fitting = fitting_in(hours)
     if not fitting:
         least = duration(study_of(SMALLEST)[0].hours * 3600)
         raise SpecError(
@@ -122,8 +135,36 @@ def init(name: str, data: Path | None, hours: float, device: str | None, folder:
     return [
         f"{file}: {len(plan.cells)} cells, about {duration(plan.hours * 3600)} on {device}.",
         *plan.notes,
+        *notes,
         f"Next: interplay plan {shown}, then interplay run {shown}",
     ]
+
+
+def _time_steps(plan: Plan) -> list[str]:
+    """Time a few steps of a study unless this machine's speed is known; return a sentence if they cannot be timed.
+
+    On symbols of a random grammar, as many as the study's: its own data may take hours to pack.
+    """
+    from study.run.preparation import is_worth_timing, packed, time_steps
+
+    if not is_worth_timing(plan):
+        return []
+    grammar = {
+        "kind": "hierarchy",
+        "vocabulary": plan.vocabulary - 1,
+        "sequences": 2000,
+        "validation_sequences": 64,
+    }
+    spec = plan.planner.spec
+    alike = make_plan(parse_spec({**spec.model_dump(mode="json"), "data": grammar}, "the study to time"))
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory() as scratch, console.status("timing a few steps of this machine"):
+        packed(alike.planner.spec.data, spec.training.context, scratch, alike.cells[0].cell.data_key, console)
+        try:
+            time_steps(alike, scratch)
+        except SpecError as error:
+            return [f"The steps of this machine could not be timed: {error}"]
+    return []
 
 
 def _values(data: Path | None, device: str, budget: float) -> dict[str, object]:

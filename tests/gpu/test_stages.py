@@ -17,7 +17,19 @@ from tests.gpu.sizes import SMALL, TINY
 ROOT = Path(__file__).parents[2]
 SIZES = SMALL if torch.cuda.is_available() else TINY
 #: What the measurement may be without: it is brought to a machine by hand.
-ABSENT = ("ray", "mlflow", "optuna", "datasets", "pandas", "scipy", "rich", "typer", "matplotlib", "pyarrow")
+ABSENT = (
+    "ray",
+    "mlflow",
+    "optuna",
+    "datasets",
+    "pandas",
+    "scipy",
+    "rich",
+    "typer",
+    "matplotlib",
+    "pyarrow",
+    "pynvml",
+)
 
 
 def rows_of(stage, tmp_path):

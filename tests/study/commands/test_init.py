@@ -1,12 +1,14 @@
 """`interplay init`: a study that plans to the time that was asked for, and the schema beside it."""
 
 import json
+from dataclasses import asdict
 
 import jsonschema
 import pytest
 import yaml
 
 from study.commands import init as module
+from study.errors import SpecError
 from study.plan import make_plan
 from study.spec.study import load_spec
 from study.spec.yaml_file import SpecLoader
@@ -14,7 +16,45 @@ from study.spec.yaml_file import SpecLoader
 
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
+    """On a machine whose speed need not be measured, but in the tests of that."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("study.run.preparation.is_worth_timing", lambda plan: False)
+
+
+@pytest.fixture
+def of_unknown_speed(in_an_empty_folder, tmp_path, monkeypatch):
+    """A machine that has never timed a step."""
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("of_unknown_speed")
+def test_a_few_steps_are_timed_where_the_speed_is_unknown_and_the_study_fills_the_time(command, tmp_path):
+    (tmp_path / "text.txt").write_text("A text. " * 1000)
+    assert command("init", "mine", "--data", "text.txt", "--hours", "0.5", "--device", "cpu")[0] == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "text.txt", "mine.yaml", module.SCHEMA}
+    (speed,) = json.loads((tmp_path / "cache" / "interplay" / "speed.json").read_text())
+    plan = make_plan(load_spec("mine.yaml"))
+    assert speed["recipe"]["vocabulary"] == plan.vocabulary
+    assert asdict(plan.planner.speed) == speed
+    assert 0.85 * 0.5 <= plan.hours <= 0.5
+    assert command("init", "again", "--data", "text.txt", "--hours", "0.5", "--device", "cpu")[0] == 0
+    assert json.loads((tmp_path / "cache" / "interplay" / "speed.json").read_text()) == [speed]
+
+
+@pytest.mark.usefixtures("of_unknown_speed")
+def test_a_speed_that_cannot_be_measured_is_said_and_the_study_is_written(command, tmp_path, monkeypatch):
+    def time_steps(plan, data):
+        assert plan.planner.spec.data.kind == "hierarchy"
+        raise SpecError("a cell took too long.")
+
+    monkeypatch.setattr("study.run.preparation.time_steps", time_steps)
+    status, out, err = command("init", "mine", "--device", "cpu")
+    assert (status, err) == (0, "")
+    assert "could not be timed: a cell took too long." in out
+    assert (tmp_path / "mine.yaml").exists()
 
 
 @pytest.mark.parametrize(

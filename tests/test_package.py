@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.slow]
 ROOT = Path(__file__).parent.parent
 #: What `interplay plan` imports; the rest of the dependencies are 2 GB that a plan does not need.
-NEEDED = ("filelock", "numpy", "psutil", "pydantic", "pyyaml", "rich", "typer")
+NEEDED = ("filelock", "numpy", "nvidia-ml-py", "psutil", "pydantic", "pyyaml", "rich", "typer")
 
 
 def ignored(folder, names):

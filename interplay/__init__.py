@@ -19,7 +19,7 @@ A storage that cannot be reached raises a ConnectionError, and a file that canno
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.errors import InputError
 from analysis.law.near_optimal import WITHIN
@@ -188,10 +188,10 @@ def recommend(
 
 @explained()
 def report(
-    source: "str | Path | StudySpec | pd.DataFrame", out: str | Path, *changes: str, **options: object
+    source: "str | Path | StudySpec | pd.DataFrame", out: str | Path, *changes: str, **options: Any
 ) -> Path:
     """Write the report of a source into a folder and return its page; all else is as of `fit` and `Answer.report`."""
-    return fit(source, *changes, **options).report(out)  # type: ignore[arg-type]
+    return fit(source, *changes, **options).report(out)
 
 
 @explained()

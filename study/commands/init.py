@@ -14,6 +14,7 @@ from rich.console import Console
 from analysis.numbers import duration
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
+from study.run.preparation import is_worth_timing, packed, time_steps
 from study.spec.devices import local_device
 from study.spec.schema import json_schema
 from study.spec.study import TOKENS_PER_PARAMETER, parse_spec
@@ -119,8 +120,11 @@ def init(name: str, data: Path | None, hours: float, device: str | None, folder:
     def fitting_in(hours: float) -> int:
         return bisect.bisect_right(budgets, hours, key=lambda budget: study_of(budget)[0].hours)
 
-    notes = _time_steps(study_of(budgets[max(1, fitting_in(min(hours, TIMED_HOURS))) - 1])[0])
-    study_of.cache_clear()
+    timed, _ = study_of(budgets[max(1, fitting_in(min(hours, TIMED_HOURS))) - 1])
+    notes = []
+    if is_worth_timing(timed):
+        notes = _time_steps(timed)
+        study_of.cache_clear()
     fitting = fitting_in(hours)
     if not fitting:
         least = duration(study_of(SMALLEST)[0].hours * 3600)
@@ -141,14 +145,10 @@ def init(name: str, data: Path | None, hours: float, device: str | None, folder:
 
 
 def _time_steps(plan: Plan) -> list[str]:
-    """Time a few steps of a study unless this machine's speed is known; return a sentence if they cannot be timed.
+    """Time a few steps of a study on this machine; return a sentence if they cannot be timed.
 
     On symbols of a random grammar, as many as the study's: its own data may take hours to pack.
     """
-    from study.run.preparation import is_worth_timing, packed, time_steps
-
-    if not is_worth_timing(plan):
-        return []
     grammar = {
         "kind": "hierarchy",
         "vocabulary": plan.vocabulary - 1,
@@ -159,10 +159,12 @@ def _time_steps(plan: Plan) -> list[str]:
     alike = make_plan(parse_spec({**spec.model_dump(mode="json"), "data": grammar}, "the study to time"))
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory() as scratch, console.status("timing a few steps of this machine"):
-        packed(alike.planner.spec.data, spec.training.context, scratch, alike.cells[0].cell.data_key, console)
         try:
+            packed(
+                alike.planner.spec.data, spec.training.context, scratch, alike.cells[0].cell.data_key, console
+            )
             time_steps(alike, scratch)
-        except SpecError as error:
+        except (SpecError, OSError) as error:
             return [f"The steps of this machine could not be timed: {error}"]
     return []
 

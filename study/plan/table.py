@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from analysis.numbers import duration, prefixed
+from analysis.numbers import duration, prefixed, short
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from study.spec.search import LEAST_DEPTHS, CrossingSection, OptunaSection
@@ -166,7 +166,7 @@ def search_notes(plan: Plan) -> list[str]:
 
 def _count(number: float) -> str:
     """Return a number of parameters or tokens: all digits below 100 thousand, else three; B is 10⁹ as in specs."""
-    return f"{number:,.0f}" if number < 1e5 else prefixed(number).replace("G", "B")
+    return f"{number:,.0f}" if number < 1e5 else short(number, 3)
 
 
 def _money(cost: float) -> str:

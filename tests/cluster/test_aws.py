@@ -320,7 +320,8 @@ def test_a_machine_with_a_notice_saves_before_it_is_taken_away(
     assert "machine" in run["tags"]["interplay.lost_trials"]
     kept = int(run["tags"]["interplay.resumed_from"])
     assert kept > 0
-    # Figures of this run: without the notice its machine would have taken all of both.
+    # Figures of this run, the second by the time between the save and the end of the machine: without the notice all of
+    # both would have been lost.
     record_testsuite_property("steps_kept", kept)
     record_testsuite_property("steps_lost", round(taken * run["metrics"]["throughput"] / TOKENS_OF_A_STEP))
 

@@ -10,6 +10,7 @@ import yaml
 from study.commands import init as module
 from study.errors import SpecError
 from study.plan import make_plan
+from study.run.preparation import is_worth_timing
 from study.spec.study import load_spec
 from study.spec.yaml_file import SpecLoader
 
@@ -18,14 +19,13 @@ from study.spec.yaml_file import SpecLoader
 def in_an_empty_folder(tmp_path, monkeypatch):
     """On a machine whose speed need not be measured, but in the tests of that."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("study.run.preparation.is_worth_timing", lambda plan: False)
+    monkeypatch.setattr(module, "is_worth_timing", lambda plan: False)
 
 
 @pytest.fixture
 def of_unknown_speed(in_an_empty_folder, tmp_path, monkeypatch):
     """A machine that has never timed a step."""
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "is_worth_timing", is_worth_timing)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -50,7 +50,7 @@ def test_a_speed_that_cannot_be_measured_is_said_and_the_study_is_written(comman
         assert plan.planner.spec.data.kind == "hierarchy"
         raise SpecError("a cell took too long.")
 
-    monkeypatch.setattr("study.run.preparation.time_steps", time_steps)
+    monkeypatch.setattr(module, "time_steps", time_steps)
     status, out, err = command("init", "mine", "--device", "cpu")
     assert (status, err) == (0, "")
     assert "could not be timed: a cell took too long." in out

@@ -1,7 +1,7 @@
 """Errors a user can cause. Each message is one paragraph: what is wrong, where, and the fix."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 #: Most characters of a message; values are shortened where they are quoted, this bounds their sum.
 LONGEST_MESSAGE = 1900
@@ -15,17 +15,17 @@ class InputError(ValueError):
         super().__init__(shortened(message, LONGEST_MESSAGE))
 
 
-class MissingColumnsError(InputError):
-    """A run table lacks required columns.
+class OptionNeededError(InputError):
+    """A run table can be read with an option that only the user can choose.
 
     Attributes:
-        columns: each of them, and the heading that is probably meant, or `THEIRS`.
+        options: the option and its value that probably helps, as of the command.
     """
 
-    def __init__(self, message: str, columns: Mapping[str, str]) -> None:
+    def __init__(self, message: str, options: Sequence[tuple[str, str]]) -> None:
         """See the class."""
         super().__init__(message)
-        self.columns = columns
+        self.options = tuple(options)
 
 
 def shortened(text: str, most: int = 60) -> str:

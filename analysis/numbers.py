@@ -6,6 +6,31 @@ from collections.abc import Callable, Sequence
 
 _Ends = Sequence[float | None]
 _UNITS = {"trillion": 1e12, "billion": 1e9, "million": 1e6, "thousand": 1e3}
+#: What the letters or the word behind a number stand for, in lower case; `10M` are ten million.
+_SUFFIXES = {"k": 1e3, "m": 1e6, "mn": 1e6, "b": 1e9, "bn": 1e9, "g": 1e9, "t": 1e12, "tn": 1e12} | _UNITS
+_WRITTEN = re.compile(
+    r"([+-]?(?:\d+|\d{1,3}(?:[,_' \u00a0\u202f\u2019]\d{3})+)?(?:\.\d*)?(?:e[+-]?\d+)?)\s?([a-z]*)"
+)
+
+
+def parse_number(text: str) -> float:
+    """Read a number as people write it: `2000`, `1e9`, `10M`, `1.5T`, `7 billion`, `1,156`, `$7,000`.
+
+    Raises:
+        ValueError: the text is no number.
+    """
+    plain = text.strip().strip("$€£¥").strip().lower()
+    try:
+        return float(plain.replace("_", "!"))  # Python reads 1_0 as ten
+    except ValueError:
+        match = _WRITTEN.fullmatch(plain)
+        if match is None or not any(character.isdigit() for character in match[1]):
+            raise
+        if match[2] and match[2] not in _SUFFIXES:
+            raise
+        value = float(re.sub(r"[,_' \u00a0\u202f\u2019]", "", match[1]))
+        # 1.1M is 1100000, not 1100000.0000000001.
+        return round(value * _SUFFIXES[match[2]], 3) if match[2] else value
 
 
 def digits(value: float, significant: int = 2) -> str:

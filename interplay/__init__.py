@@ -5,7 +5,8 @@
     answer.recommend(1e9)
 
 Nothing is printed. A source of runs is the name of a preset, the path of a YAML file or a spec, for the rows of a study
-in `results`; the path of a run table; the name `mlflow:EXPERIMENT`; or a DataFrame with one row per run.
+in `results`; the path of a run table; the name `mlflow:EXPERIMENT`; or a DataFrame of any library or a list of dicts,
+with one row per run.
 
 Wrong input raises a ValueError, with one paragraph on what is wrong and the fix:
 
@@ -17,6 +18,7 @@ Wrong input raises a ValueError, with one paragraph on what is wrong and the fix
 A storage that cannot be reached raises a ConnectionError, and a file that cannot be written another OSError.
 """
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +114,7 @@ def read(
     results: str | Path = "results",
     count: "Count" = "nonembedding",
     uri: str | None = None,
+    where: Mapping[str, object] | None = None,
     **columns: str,
 ) -> "RunTable":
     """Read the run table of a source.
@@ -122,6 +125,7 @@ def read(
         results: root of the results of a study or an experiment.
         count: `nonembedding` counts N as 12·L·d²; `table` takes the column `params` of a table.
         uri: of the MLflow store of an experiment.
+        where: of a table, heading -> value of the rows that are read.
         columns: of a table, a column of the run table and its name in the source, such as loss="val_loss".
 
     Raises:
@@ -129,7 +133,7 @@ def read(
             argument does not go with the source.
         InputError: the table cannot be read, lacks a column or has no rows.
     """
-    return _runs(source, changes, results, count, uri, columns).table
+    return _runs(source, changes, results, count, uri, where, columns).table
 
 
 @explained()
@@ -141,6 +145,7 @@ def fit(
     uri: str | None = None,
     level: float = 0.95,
     tokens: float | None = None,
+    where: Mapping[str, object] | None = None,
     **columns: str,
 ) -> "Answer":
     """Find the crossings of a source and fit the threshold law; the arguments are those of `read`.
@@ -155,7 +160,7 @@ def fit(
     from interplay.answer import Answer
     from study.results.answer import StudyRuns, fit_source
 
-    runs = _runs(source, changes, results, count, uri, columns)
+    runs = _runs(source, changes, results, count, uri, where, columns)
     failed = runs.failed if isinstance(runs, StudyRuns) else {}
     return Answer(runs.title, runs.table, fit_source(runs, level=level, tokens=tokens), runs.known, failed)
 
@@ -245,12 +250,30 @@ def _one_study(spec: "str | Path | StudySpec", changes: tuple[str, ...], doing: 
     return loaded
 
 
+def _frame(source: Any) -> "pd.DataFrame":
+    """A table that is loaded as a DataFrame of pandas; polars, pyarrow and others have `to_pandas`."""
+    import pandas as pd
+
+    if isinstance(source, pd.DataFrame):
+        return source
+    if hasattr(source, "to_pandas"):
+        return pd.DataFrame(source.to_pandas())
+    rows = list(source) if isinstance(source, list | tuple) else []
+    if rows and all(isinstance(row, Mapping) for row in rows):
+        return pd.json_normalize([dict(row) for row in rows])
+    raise InputError(
+        f"A {type(source).__name__} is no source of runs: give the name of a study, the path of a spec or a run table, "
+        "mlflow:EXPERIMENT, a DataFrame, or a list with one dict per run."
+    )
+
+
 def _runs(
     source: "str | Path | StudySpec | pd.DataFrame",
     changes: tuple[str, ...],
     results: str | Path,
     count: "Count",
     uri: str | None,
+    where: Mapping[str, object] | None,
     columns: dict[str, str],
 ) -> "Runs":
     from study.commands.series import refuse_series
@@ -260,8 +283,12 @@ def _runs(
     if isinstance(source, StudySpec):
         source, changes = load_spec(source, *changes), ()
     named = [f"{ours}={theirs}" for ours, theirs in columns.items()]
-    runs = str(source) if isinstance(source, Path) else source
-    reading = Reading(runs, changes, named, count, None, Path(results), uri, 0.95)
+    chosen = [f"{name}={value}" for name, value in (where or {}).items()]
+    if isinstance(source, str | Path):
+        runs: str | StudySpec | pd.DataFrame = str(source)
+    else:
+        runs = source if isinstance(source, StudySpec) else _frame(source)
+    reading = Reading(runs, changes, named, chosen, count, None, Path(results), uri, 0.95)
     if spec := reading.spec:
         refuse_series(spec, "fit")
     return reading.source

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from analysis.errors import InputError as AnalysisError
+from analysis.errors import OptionNeededError
 from trainables.errors import InputError
 
 NOTE = "An option --name of the command is the argument `name` here; for --column OURS=THEIRS write OURS='THEIRS'."
@@ -15,6 +16,19 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (InputError, AnalysisError) as error:
+        if isinstance(error, OptionNeededError):
+            named = [argument(option, *value.partition("=")[::2]) for option, value in error.options]
+            if named:
+                error.add_note(f"Here the missing arguments are {', '.join(named)}.")
         if "--" in str(error) and NOTE not in getattr(error, "__notes__", ()):
             error.add_note(NOTE)
         raise
+
+
+def argument(option: str, name: str, value: str) -> str:
+    """An option of the command as an argument of the functions: `--column loss=x` -> `loss='x'`."""
+    return (
+        f"{name}={value!r}"
+        if option == "--column"
+        else f"{option.removeprefix('--')}={{{name!r}: {value!r}}}"
+    )

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.errors import InputError as AnalysisError
-from analysis.errors import MissingColumnsError
+from analysis.errors import OptionNeededError
 from analysis.files import to_json
 from analysis.law.near_optimal import WITHIN
 from study.cluster.cli import app as cluster_app
@@ -74,6 +74,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON documen
 ColumnOption = Annotated[
     list[str] | None, typer.Option(metavar="OURS=THEIRS", help="name of a column in a foreign table")
 ]
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="HEADING=VALUE", help="read only the rows of a table with this value"),
+]
 CountOption = Annotated[
     Literal["nonembedding", "table"], typer.Option(help="N is 12·L·d², or the column params of a table")
 ]
@@ -101,9 +105,9 @@ def main() -> None:
         # The reader of a pipe (head, less) has ended: this is no error.
         sys.stderr.close()
         sys.exit(0)
-    except MissingColumnsError as error:
-        flags = [part for ours, theirs in error.columns.items() for part in ("--column", f"{ours}={theirs}")]
-        _fail(f"{error} Try: {shlex.join(['interplay', *sys.argv[1:], *flags])}")
+    except OptionNeededError as error:
+        flags = [part for option in error.options for part in option]
+        _fail(f"{error} Try: {shlex.join(['interplay', *sys.argv[1:], *flags])}" if flags else str(error))
     except (InputError, AnalysisError, ConnectionError) as error:
         # Our code raises a ConnectionError only for a storage that cannot be reached, and names it.
         _fail(str(error))
@@ -290,6 +294,7 @@ def fit(
     runs: RunsArgument,
     changes: ChangesArgument = None,
     column: ColumnOption = None,
+    where: WhereOption = None,
     count: CountOption = "nonembedding",
     tokens: TokensOption = None,
     results: ResultsOption = RESULTS,
@@ -302,7 +307,7 @@ def fit(
     from study.commands import fit as verb
     from study.results.answer import Reading
 
-    reading = Reading(runs, changes or (), column or (), count, tokens, results, uri, level)
+    reading = Reading(runs, changes or (), column or (), where or (), count, tokens, results, uri, level)
     verb.fit(reading, out, as_json=as_json)
 
 
@@ -311,6 +316,7 @@ def report(
     runs: RunsArgument,
     changes: ChangesArgument = None,
     column: ColumnOption = None,
+    where: WhereOption = None,
     count: CountOption = "nonembedding",
     tokens: TokensOption = None,
     level: LevelOption = 0.95,
@@ -325,7 +331,7 @@ def report(
     from study.commands import fit as verb
     from study.results.answer import Reading
 
-    reading = Reading(runs, changes or (), column or (), count, tokens, results, uri, level)
+    reading = Reading(runs, changes or (), column or (), where or (), count, tokens, results, uri, level)
     verb.report(reading, out)
 
 

@@ -50,6 +50,8 @@ class Fit:
         diverged: shapes with diverged runs: depth, width, params, diverged, of.
         count: how N is counted, see `RunTable.count`.
         used, left_out: number of rows used, and every other row with its reason.
+        merged: number of the rows of `left_out` whose losses are part of a loss that is compared: repeated runs, and
+            the rates of a parabola.
         warnings: sentences for the reader.
         level: of the intervals.
         learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
@@ -65,6 +67,7 @@ class Fit:
     used: int
     left_out: tuple[dict[str, Any], ...]
     level: float
+    merged: int = 0
     held_out: tuple[HeldOut, ...] = ()
     best: tuple[BestShape, ...] = ()
     noise: dict[str, Any] = field(default_factory=dict)
@@ -101,7 +104,7 @@ class Fit:
         document: dict[str, Any] = to_json(replace(self, study=None))
         del document["study"]
         document["alternatives"] += document.pop("surfaces")
-        document["rows"] = {"used": document.pop("used"), "left_out": document.pop("left_out")}
+        document["rows"] = {name: document.pop(name) for name in ("used", "merged", "left_out")}
         return document
 
     @classmethod
@@ -158,6 +161,7 @@ def fit_of(study: Study) -> Fit:
         diverged=tuple({str(key): row[key] for key in row} for row in comparison.diverged.to_dict("records")),
         count=study.runs.count,
         used=len(study.rows),
+        merged=len(comparison.merged),
         left_out=(*study.runs.left_out, *why_not(study.runs.frame, comparison.left_out)),
         warnings=(*study.runs.notes, *comparison.warnings, *repeated, *_warnings(study)),
         level=found.level,

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 import pandas as pd
@@ -16,8 +17,12 @@ from analysis.law.held_out import BASELINE
 from analysis.law.near_optimal import WITHIN, measured_within
 from analysis.law.prediction import rejected
 from analysis.law.threshold import TWO_POINTS
-from analysis.numbers import digits, ends, human, human_range, layers, listed, percent
+from analysis.numbers import counted, digits, ends, human, human_range, layers, listed, percent
 
+#: Share of the rows from which on nothing is said of the others.
+MOSTLY = 0.8
+#: Reasons of left-out rows that are listed.
+MOST_REASONS = 3
 #: Maximum number of pairs of depths with a sentence among the headlines.
 MAX_SENTENCES = 2
 #: Largest size for which a depth is stated, over the largest one measured.
@@ -205,11 +210,17 @@ def headlines(fit: Fit) -> list[str]:
     """The answer, most important sentence first."""
     about = [noise_sentence(fit)] if fit.noise.get("source") == "residuals" else []
     about += [fit.tokens.sentence] if fit.tokens.sentence else []
+    before = [*filter(None, [used_sentence(fit)]), *(about if fit.tokens.rule == "unequal" else [])]
+    about = about if fit.tokens.rule != "unequal" else []
     if not fit.crossings:
-        return ["There is one depth only; a crossing needs two.", best_sentence(fit), *about]
+        return [*before, "There is one depth only; a crossing needs two.", best_sentence(fit), *about]
+    if not fit.best and all(item.range is None for item in fit.crossings):
+        depths = listed([str(depth) for depth in sorted(_depths(fit))])
+        none = f"No two depths ({depths} layers) meet at similar sizes, so this table compares no depths; a crossing"
+        return [*before, f"{none} needs several sizes of each depth, with a common range.", *about]
     use, surface = use_sentence(fit.crossings, fit.level), surface_sentence(fit)
     # Without a settled crossing the surface through all losses is the best answer, else the lowest loss measured.
-    lines = [use] if use else [text for text in (surface, best_sentence(fit)) if text]
+    lines = [*before, *([use] if use else [text for text in (surface, best_sentence(fit)) if text])]
     lines += [shape_sentence(fit.best[-1])] if fit.best else []
     open_pairs = [item for item in fit.crossings if item.status == "ambiguous"]
     lines += [crossing_sentence(item, fit.level) for item in open_pairs[:MAX_SENTENCES]]
@@ -220,6 +231,33 @@ def headlines(fit: Fit) -> list[str]:
             "two sizes, and both need a common range."
         )
     return [*lines, *filter(None, [beyond_sentence(fit), surface if use else ""]), *about]
+
+
+def used_sentence(fit: Fit) -> str:
+    """How many rows are used, and why the others are not; empty from `MOSTLY` of them on."""
+    count, entered = fit.used + len(fit.left_out), fit.used + fit.merged
+    if not count or entered >= MOSTLY * count:
+        return ""
+    reasons = reason_counts(fit)
+    more = (
+        f", and {counted(len(reasons) - MOST_REASONS, 'other reason')}" if len(reasons) > MOST_REASONS else ""
+    )
+    parts = [f"{number} × {reason}" for reason, number in reasons[:MOST_REASONS]]
+    return f"{entered} of {count} rows are used; left out: {'; '.join(parts)}{more}."
+
+
+def reason_counts(fit: Fit) -> list[tuple[str, int]]:
+    """The reasons of the rows left out with the number of their rows, the most frequent first.
+
+    Reasons that differ in their numbers only are one, worded as the first of them.
+    """
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for item in fit.left_out:
+        reason = str(item["reason"])
+        kind = re.sub(r"\d[\d.,]*(?:e[+-]?\d+)?", "#", reason)
+        counts[first.setdefault(kind, reason)] += 1
+    return counts.most_common()
 
 
 def answers(fit: Fit) -> list[str]:

@@ -1,7 +1,6 @@
 """The tables of a study, for its page and for the terminal."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from analysis.curves.best_shapes import BestShape
 from analysis.fit.crossing_shift import CrossingShift
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
-from analysis.fit.sentences import LAWS, law_formula
+from analysis.fit.sentences import LAWS, law_formula, reason_counts
 from analysis.fit.series import ByValue, ShiftedStudy, crossing_row
 from analysis.intervals import Interval
 from analysis.law.held_out import BASELINE, HeldOut
@@ -234,8 +233,7 @@ def reasons_table(fit: Fit) -> Table | None:
     """The reasons of the rows left out, most frequent first; None if every row is used."""
     if not fit.left_out:
         return None
-    reasons = Counter(str(item["reason"]) for item in fit.left_out).most_common()
-    rows = [(str(count), reason) for reason, count in reasons[:MOST_REASONS]]
+    rows = [(str(count), reason) for reason, count in reason_counts(fit)[:MOST_REASONS]]
     note = "Every row is in fit.json with its reason."
     return Table("reasons", (Column("rows"), Column("reason", right=False)), rows, note)
 

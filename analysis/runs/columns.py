@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from analysis.errors import InputError, MissingColumnsError, near_misses, shortened
+from analysis.errors import InputError, OptionNeededError, near_misses, shortened
+from analysis.runs.headings import NAMES, column_of, last_part, loss_heading, words_of
 
 #: The columns of every run table, in this order. N = `params` = 12·L·d² is the paper's count of
 #: non-embedding parameters; `total_params` counts everything; `loss` is in nats per token.
@@ -26,31 +27,9 @@ OPTIONAL_NUMBERS = ("vocabulary", "context", EPOCHS)
 OPTIONAL_TEXT = ("protocol", "purpose")
 #: The table's own count of parameters, kept if N is counted as 12·L·d² and the two differ.
 TABLE_PARAMS = "table_params"
-#: Headings of other people's tables that are taken without `--column`.
-COMMON_NAMES: Mapping[str, tuple[str, ...]] = {
-    "depth": ("n_layer", "n_layers", "num_layers", "num_hidden_layers"),
-    "width": ("d_model", "n_embd", "hidden_size"),
-    "loss": ("val_loss", "eval_loss", "final_loss", "validation_loss"),
-    "tokens": ("tok", "num_tokens", "tokens_seen"),
-    "params": ("N", "model_size", "num_params"),
-}
+#: The largest width that a heading is proposed for.
+MOST_WIDTH = 1e6
 _NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
-
-
-def common_names(headings: Iterable[object], given: Mapping[str, str]) -> dict[str, str]:
-    """Columns that are missing and have exactly one common heading in the table: ours -> theirs.
-
-    Args:
-        headings: of the table.
-        given: as named by the user; these are kept.
-    """
-    names = {str(name) for name in headings}
-    found = {
-        ours: [name for name in common if name in names and name not in given.values()]
-        for ours, common in COMMON_NAMES.items()
-        if ours not in names and ours not in given
-    }
-    return {ours: theirs[0] for ours, theirs in found.items() if len(theirs) == 1}
 
 
 def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.DataFrame:
@@ -98,12 +77,16 @@ def require(frame: pd.DataFrame, source: str, needed: Iterable[str]) -> None:
         return
     own = " Leave out --count table to count N as 12·L·d²." if "params" in missing else ""
     other = f" Its other headings are {_listing(unknown)}." if (unknown := _unknown(frame)) else ""
-    raise MissingColumnsError(
+    text = (
         f"{source} has no column {' and no column '.join(map(repr, missing))}.{other} Depth, width and loss are "
         f"required; name other headings with --column, as in --column loss=final_loss.{own}"
-        + "".join(_nearest(name, frame) for name in missing),
-        {name: next(iter(_candidates(name, frame)), "THEIRS") for name in missing},
     )
+    near = {name: _candidates(name, frame) for name in missing}
+    if all(near.values()):
+        raise OptionNeededError(text, [("--column", f"{name}={near[name][0]}") for name in missing])
+    # A command with a placeholder cannot be run.
+    hints = [f" Perhaps --column {name}={shortened(found[0])}." for name, found in near.items() if found]
+    raise InputError(text + "".join(hints))
 
 
 def _listing(names: list[str]) -> str:
@@ -115,16 +98,35 @@ def _unknown(frame: pd.DataFrame) -> list[str]:
     return [name for name in map(str, frame.columns) if name not in (*_NAMES, TABLE_PARAMS)]
 
 
-def _nearest(wanted: str, frame: pd.DataFrame, ours: str | None = None) -> str:
+def _nearest(wanted: str, frame: pd.DataFrame, ours: str) -> str:
     """A sentence with the heading that was probably meant, or nothing."""
-    near = _candidates(wanted, frame)
-    return f" Perhaps --column {ours or wanted}={shortened(near[0])}." if near else ""
+    plausible = [name for name in _unknown(frame) if _may_be(ours, frame[name], name)]
+    near = near_misses(wanted, plausible) or near_misses(last_part(wanted), plausible)
+    return f" Perhaps --column {ours}={shortened(near[0])}." if near else ""
 
 
 def _candidates(wanted: str, frame: pd.DataFrame) -> list[str]:
-    """Headings that may mean the column, the likeliest first; never another column of run tables."""
-    others = _unknown(frame)
-    common = [name for name in COMMON_NAMES.get(wanted, ()) if name in others]
-    return (
-        common or near_misses(wanted, others) or [name for name in others if wanted.lower() in name.lower()]
-    )
+    """Headings that may mean the column, the likeliest first; never one whose values it cannot have."""
+    others = [name for name in _unknown(frame) if _may_be(wanted, frame[name], name)]
+    ends = {last_part(name): name for name in reversed(others)}
+    common = [ends[name] for name in NAMES.get(wanted, ()) if name in ends]
+    near = [ends[name] for name in near_misses(wanted, ends)]
+    inside = [name for name in others if wanted in words_of(name)]
+    return common or near or inside or (others if len(others) == 1 else [])
+
+
+def _may_be(column: str, values: pd.Series, heading: str) -> bool:
+    """Whether values can be those of a column: sizes are whole, a loss is positive and differs between models."""
+    numbers = pd.to_numeric(values, errors="coerce").dropna()
+    if column in TEXT or column in OPTIONAL_TEXT or column == "seed":
+        return True
+    if numbers.empty or (numbers < 0).any():
+        return False
+    if column in ("depth", "width", "heads"):
+        return bool((numbers % 1 == 0).all() and numbers.max() < MOST_WIDTH)
+    if column == "loss":
+        # A coefficient is one value, a loss is not a whole number; `z_loss` is a part of one.
+        named = column_of(heading) or ("loss" in words_of(heading) and not loss_heading(heading))
+        several = len(numbers) == 1 or numbers.nunique() > 1
+        return bool(several and not named and (len(numbers) == 1 or (numbers % 1 != 0).any()))
+    return True

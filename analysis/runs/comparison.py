@@ -10,6 +10,7 @@ from analysis.errors import InputError
 from analysis.numbers import counted, first_few
 from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
 from analysis.runs.learning_rates import RateChoice, choose_rates
+from analysis.runs.settings import Chosen, choose, last_steps, refuse_other_data
 from analysis.runs.table import RunTable, whole
 from analysis.runs.tokens import TokenRule, choose_tokens
 
@@ -30,6 +31,7 @@ class Comparison:
             number of the row that represents all it was made from, `loss` (nats per token) is the loss compared, and
             `lr` its learning rate.
         left_out: the reason of every other used row, by its number.
+        merged: the numbers of those of `left_out` whose losses are part of a loss that is compared.
         diverged: shapes with a run that diverged: depth, width, params, number of runs `diverged`, and `of` how many
             runs with an outcome. A run is a seed at a learning rate; it counts as diverged if it has no loss at the
             tokens compared.
@@ -41,6 +43,7 @@ class Comparison:
     tokens: TokenRule
     diverged: pd.DataFrame
     warnings: tuple[str, ...]
+    merged: frozenset[int] = frozenset()
     bracketed: frozenset[tuple[int, float]] = frozenset()
 
 
@@ -66,15 +69,45 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
         )
     # Sorted by loss and not by seed, so that sums do not depend on the names of the seeds.
     used = runs.used.sort_values(["depth", "params", "lr", "loss", "tokens", "seed"], kind="stable")
-    level = choose_tokens(used, tokens)
-    single, averaged, average_warning = _average(level.rows)
+    # The rows of a study are of one protocol, or `_warnings` says so; those of a foreign table may differ in anything.
+    foreign = (used["cell"] == "").any()
+    if foreign:
+        refuse_other_data(used, runs.headings)
+    steps = last_steps(used) if foreign else Chosen(used, {})
+    level = choose_tokens(steps.rows, tokens)
+    settings = choose(level.rows) if foreign else Chosen(level.rows, {})
+    replicates, replicate_warning = _replicates(settings.rows, runs.unseeded)
+    single, averaged, average_warning = _average(replicates)
     choice = choose_rates(single)
     rows = choice.rows.sort_values(["depth", "params", "seed"], kind="stable")
     lost = _lost(runs.frame, level.rows)
-    warnings = (*level.warnings, *average_warning, *_warnings(rows, runs, choice, lost))
-    left_out = dict(sorted((level.left_out | averaged | choice.left_out).items()))
+    before = (*level.warnings, *steps.warnings, *settings.warnings, *replicate_warning, *average_warning)
+    others = {**steps.left_out, **level.left_out, **settings.left_out, **averaged, **choice.left_out}
     diverged = _outcomes(level.rows, lost, _RUN)
-    return Comparison(rows, left_out, level.rule, diverged, warnings, choice.bracketed)
+    merged = frozenset(averaged) | choice.merged
+    warnings = (*before, *_warnings(rows, runs, choice, lost))
+    return Comparison(
+        rows, dict(sorted(others.items())), level.rule, diverged, warnings, merged, choice.bracketed
+    )
+
+
+def _replicates(rows: pd.DataFrame, unseeded: frozenset[int]) -> tuple[pd.DataFrame, list[str]]:
+    """Give each row without a seed of its own, of several of one shape and learning rate, a seed that no other row has.
+
+    Replicates of two shapes are not paired, because nothing says which belong together.
+    """
+    key = ["depth", "params", "lr"]
+    several = rows.index.isin(unseeded) & rows.duplicated(key, keep=False)
+    if not several.any():
+        return rows, []
+    first = int(rows["seed"].max()) + 1
+    seeds = rows["seed"].to_numpy(copy=True)
+    seeds[several] = first + np.arange(several.sum())
+    shapes = len(rows[several].drop_duplicates(key[:2]))
+    return rows.assign(seed=seeds), [
+        f"{int(several.sum())} rows of {counted(shapes, 'shape')} have no seed and differ in the loss only: they are "
+        "taken as replicates, whose mean is compared and whose differences are the noise."
+    ]
 
 
 def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str]]:

@@ -28,6 +28,7 @@ class RateChoice:
     Attributes:
         rows: one row per shape and seed; if a parabola was fitted, `loss` is its minimum and `lr` the place of that.
         left_out: row -> reason, for the others.
+        merged: those of `left_out` through which a parabola was fitted.
         lowest: number of shapes with the rate of the lowest mean loss.
         at_end: those of `lowest` with three or more rates of which the best is the first or last.
         bracketed: (depth, params) of the shapes with a parabola: their rates bracket the best one.
@@ -38,6 +39,7 @@ class RateChoice:
     lowest: int = 0
     at_end: int = 0
     bracketed: frozenset[tuple[int, float]] = frozenset()
+    merged: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
     left_out: dict[int, str] = {}
     minima: dict[int, tuple[float, float]] = {}
     bracketed = set()
+    merged: set[int] = set()
     lowest = at_end = 0
     for _, part in several.groupby(["depth", "params"]):
         rates, losses = part["rate"].to_numpy(), part["loss"].to_numpy()
@@ -91,10 +94,11 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
             for row, used in zip(part.index, found.used, strict=True)
         }
         left_out |= {row: reason for row, reason in reasons.items() if row not in minima}
+        merged |= set(part.index[found.used]) - set(minima)
     chosen = rows.drop(index=list(left_out))
     if minima:
         chosen.loc[list(minima), ["loss", "lr"]] = list(minima.values())
-    return RateChoice(chosen, left_out, lowest, at_end, frozenset(bracketed))
+    return RateChoice(chosen, left_out, lowest, at_end, frozenset(bracketed), frozenset(merged))
 
 
 def _means(rates: Floats, losses: Floats) -> tuple[Floats, Integers, Integers, Floats]:

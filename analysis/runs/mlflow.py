@@ -1,6 +1,6 @@
 """Reads the runs of cells in an MLflow experiment as rows, before they are typed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -15,7 +15,10 @@ Record = dict[str, Any]
 
 
 def read_experiment(experiment: str, tracking_uri: str | None) -> tuple[pd.DataFrame, list[Record]]:
-    """Return the rows of an experiment, from its runs with the tag `interplay.kind` = `trial`, and what was left out.
+    """Return the rows of an experiment, and what was left out.
+
+    They are its runs with the tag `interplay.kind` = `trial`. An experiment without this tag is a table of its runs:
+    their parameters, last metrics, status and name, as `params.NAME`, `metrics.NAME`, `status` and `run_name`.
 
     Raises:
         InputError: there is no such experiment, it has no finished cell, or the store does not answer.
@@ -26,7 +29,10 @@ def read_experiment(experiment: str, tracking_uri: str | None) -> tuple[pd.DataF
     left_out: list[Record] = []
     ended: dict[str, int] = {}
     try:
-        for run in _runs(experiment, tracking_uri):
+        runs = list(_runs(experiment, tracking_uri))
+        if runs and not any("interplay.kind" in run.data.tags for run in runs):
+            return _foreign(runs), []
+        for run in runs:
             row, reason = _row(run)
             if row is not None:
                 rows.append(row)
@@ -44,6 +50,20 @@ def read_experiment(experiment: str, tracking_uri: str | None) -> tuple[pd.DataF
     # The client returns runs newest first; the order of the rows must not depend on when runs ended.
     rows.sort(key=lambda row: (row["depth"] or 0, row["width"] or 0, row["seed"] or 0, row["cell"]))
     return pd.DataFrame(rows).drop(columns="run"), [*left_out, *others]
+
+
+def _foreign(runs: Sequence[Any]) -> pd.DataFrame:
+    """The runs of other programs, in the order in which they began."""
+    rows = [
+        {
+            "run_name": run.info.run_name,
+            "status": run.info.status,
+            **{f"params.{name}": value for name, value in run.data.params.items()},
+            **{f"metrics.{name}": value for name, value in run.data.metrics.items()},
+        }
+        for run in sorted(runs, key=lambda run: (run.info.start_time or 0, run.info.run_id))
+    ]
+    return pd.DataFrame(rows)
 
 
 def _runs(experiment: str, tracking_uri: str | None) -> Iterator[Any]:

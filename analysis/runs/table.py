@@ -3,8 +3,9 @@
 Only depth, width and loss are required, so a table from elsewhere can be read as well.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.errors import InputError
+from analysis.errors import InputError, OptionNeededError, shortened
 from analysis.files import write_text
+from analysis.numbers import counted, first_few, parse_number
 from analysis.runs.columns import (
     COLUMNS,
     OPTIONAL_NUMBERS,
@@ -22,27 +24,49 @@ from analysis.runs.columns import (
     TABLE_PARAMS,
     TEXT,
     WHOLE,
-    common_names,
     rename,
     require,
 )
 from analysis.runs.files import read_file
+from analysis.runs.headings import Headings, Unit, names_in, read_headings, unit_of
+from analysis.runs.settings import rows_where
 
 #: How N is counted: 12·L·d², the paper's count of non-embedding parameters, or the table's own column.
 Count = Literal["nonembedding", "table"]
 
-#: Statuses of a finished run in other trackers.
+#: Statuses of a finished run in other trackers, of one that diverged, and of one that has no final loss.
 DONE = frozenset({"done", "finished", "completed", "complete", "succeeded", "success", "ok"})
 DIVERGED = frozenset({"diverged", "divergence", "nan", "inf"})
+UNFINISHED = frozenset(
+    names_in(
+        """
+        running pending scheduled queued waiting preempted preempting started active failed fail crashed
+        crash killed error errored cancelled canceled timeout pruned aborted stopped terminated oom
+        out_of_memory node_fail in_progress
+        """
+    )
+)
 NOT_FINITE = "loss is not finite"
 
-#: A loss above it, or below its inverse, is not one in nats per token: guessing all tokens alike gives ln(vocabulary),
-#: below 20. Powers of such losses leave the range of a float, so the rows are left out.
-MOST_LOSS = 1e12
+#: ln of a million: a model that guesses among all tokens of a vocabulary alike has a loss of ln(vocabulary), and no
+#: vocabulary has more tokens. A mean loss above it is not in nats per token.
+MOST_LOSS = math.log(1e6)
+#: A loss in nats per token below it is none.
+LEAST_LOSS = 1e-12
+_NATS: Mapping[Unit, tuple[str, str]] = {
+    "perplexity": ("perplexities", "the natural logarithm is compared"),
+    "bits": ("bits", "times ln 2 they are compared, in nats per token or byte, as the bits are"),
+}
+#: Columns of losses in another unit that `--column` takes.
+UNITS: Mapping[str, Unit] = {"perplexity": "perplexity", "bits": "bits"}
 
 _PREFIX = "mlflow:"
 #: Beyond it not all whole numbers are floats: such seeds are labels, and such sizes are errors.
 _EXACT = 2.0**53
+#: The columns that are read.
+_READ = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
+#: Texts of a loss that is not finite, and of an empty cell.
+_NO_NUMBER = frozenset({"", "nan", "-nan", "na", "n/a", "#n/a", "<na>", "none", "null", "inf", "-inf"})
 
 
 @dataclass(frozen=True)
@@ -57,7 +81,9 @@ class RunTable:
         used: the rows with status done, positive whole sizes, a finite positive loss, and no copy of another row.
         left_out: one entry for every other row: `row`, `cell` if known, and the `reason`.
         source: of the rows, for messages and captions.
-        notes: how headings were read.
+        notes: how headings and values were read, and which rows are not finished.
+        headings: column -> heading in the source, for those that differ.
+        unseeded: the numbers of the used rows that name neither a seed nor a cell.
     """
 
     frame: pd.DataFrame
@@ -66,6 +92,8 @@ class RunTable:
     source: str = "a table"
     count: Count = "nonembedding"
     notes: tuple[str, ...] = ()
+    headings: Mapping[str, str] = field(default_factory=dict)
+    unseeded: frozenset[int] = frozenset()
 
     @classmethod
     def from_frame(
@@ -76,36 +104,52 @@ class RunTable:
         source: str = "the table",
         left_out: list[dict[str, Any]] | None = None,
         count: Count = "nonembedding",
+        where: Mapping[str, str] | None = None,
+        notes: Sequence[str] = (),
     ) -> "RunTable":
         """Make a run table from a DataFrame.
 
         Args:
             frame: one row per run. A loss that is infinite or the text nan is that of a diverged run; NaN is missing.
-            columns: name of the column in a run table -> the table's name, for columns that are named differently.
+            columns: name of the column in a run table -> the table's name, for columns that are named differently;
+                `perplexity` and `bits` name a loss in another unit.
             source: of the rows, for messages.
             left_out: rows that were left out while reading.
             count: `nonembedding` counts N as 12·L·d² for every row; `table` takes the column `params`.
+            where: heading -> value of the rows that are read; the others are no part of the table.
+            notes: how the file was read.
 
         Raises:
-            InputError: a required column is missing, `columns` or `count` is wrong, or the table has no rows.
+            InputError: a required column is missing, `columns`, `count` or `where` is wrong, the losses are in
+                another unit, or the table has no rows.
         """
         if count not in get_args(Count):
             raise InputError(f"The count is {count!r}; it must be one of {', '.join(get_args(Count))}.")
-        taken = common_names(frame.columns, columns or {})
-        named = rename(frame, {**taken, **(columns or {})}, source)
+        frame = frame.rename(columns=str)
+        given = dict(columns or {})
+        unit = next((unit for name, unit in UNITS.items() if name in given), None)
+        if unit is not None:
+            given["loss"] = given.pop(next(name for name in UNITS if name in given))
+        rows = rows_where(frame, where or {}, source)
+        frame = frame.iloc[rows].reset_index(drop=True)
+        headings = _headings(frame, given)
+        names = {**headings.columns, **given}
+        named = rename(frame, names, source)
         require(named, source, (*REQUIRED, "params") if count == "table" else REQUIRED)
         if named.empty and not left_out:
             raise InputError(f"{source} has no rows. A run table needs one row for every trained model.")
-        typed, anonymous = _typed(named, count)
-        reasons = _reasons(typed)
+        unit = unit or unit_of(names.get("loss", "loss"))
+        typed, unread = _typed(named, count, unit, rows + 1)
+        _refuse_other_units(typed, source, unit, names.get("loss", "loss"))
+        reasons = _reasons(typed, unread)
         good = typed.drop(index=reasons.index)
-        reasons = pd.concat([reasons, _repeats(good, anonymous[good.index])]).sort_index()
+        reasons = pd.concat([reasons, _copies(good)]).sort_index()
         used = good.drop(index=reasons.index, errors="ignore").astype(
             dict.fromkeys(("depth", "width", "seed"), "int64")
         )
-        read = [f"{theirs} as {ours}" for ours, theirs in taken.items()]
-        notes = (f"Columns are read by their common names: {', '.join(read)}.",) if read else ()
-        return cls(typed, used, [*(left_out or []), *why_not(typed, reasons.to_dict())], source, count, notes)
+        notes = (*notes, *headings.notes, *_notes(typed, unread, unit, names.get("loss", "loss")))
+        more = [*(left_out or []), *why_not(typed, reasons.to_dict())]
+        return cls(typed, used, more, source, count, notes, names, _unseeded(named, typed, used))
 
     def write_csv(self, path: str | Path) -> Path:
         """Write all rows, used or not, as CSV: `COLUMNS` first, then what else the table has."""
@@ -120,16 +164,18 @@ def read_runs(
     *,
     tracking_uri: str | None = None,
     count: Count = "nonembedding",
+    where: Mapping[str, str] | None = None,
 ) -> RunTable:
     """Read a run table.
 
     Args:
-        source: a CSV, TSV, JSON Lines or Parquet file, or `mlflow:EXPERIMENT`. If an experiment holds several protocols
-            (a study run again with another recipe or other data), only the rows of the newest are used; in a file all
-            are, and `compare` warns.
+        source: a file of `analysis.runs.files.SUFFIXES`, or `mlflow:EXPERIMENT`. If an experiment holds several
+            protocols (a study run again with another recipe or other data), only the rows of the newest are used; in a
+            file all are, and `compare` warns.
         columns: as of `RunTable.from_frame`.
         tracking_uri: of the MLflow store; MLflow's own default when not given.
         count: as of `RunTable.from_frame`.
+        where: as of `RunTable.from_frame`.
 
     Raises:
         InputError: the source cannot be read, is empty, or lacks a required column.
@@ -138,9 +184,10 @@ def read_runs(
         from analysis.runs.mlflow import read_experiment
 
         frame, left_out = read_experiment(source.removeprefix(_PREFIX), tracking_uri)
-        return RunTable.from_frame(frame, columns, source=source, left_out=left_out, count=count)
+        return RunTable.from_frame(frame, columns, source=source, left_out=left_out, count=count, where=where)
     path = Path(source)
-    return RunTable.from_frame(read_file(path, columns or {}), columns, source=str(path), count=count)
+    frame, notes = read_file(path, columns or {})
+    return RunTable.from_frame(frame, columns, source=str(path), count=count, where=where, notes=notes)
 
 
 def why_not(frame: pd.DataFrame, reasons: Mapping[Any, str]) -> list[dict[str, Any]]:
@@ -157,19 +204,53 @@ def whole(sizes: pd.Series) -> pd.Series:
     return (sizes > 0) & (sizes < _EXACT) & (sizes % 1 == 0)
 
 
-def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, pd.Series]:
-    """All of `COLUMNS` with types and defaults, then the table's other columns; and which rows are anonymous."""
+def _headings(frame: pd.DataFrame, given: Mapping[str, str]) -> Headings:
+    """The headings of a table; a table with all columns of run tables is ours, and keeps its names."""
+    if set(COLUMNS) <= set(frame.columns):
+        return Headings({})
+    found = read_headings(frame.columns, given, _READ)
+    status = found.columns.get("status")
+    if status is None:
+        return found
+    # `state` may be anything; the states of trackers are few words.
+    states = set(_status(frame[status])) - {""}
+    if states <= DONE | DIVERGED | UNFINISHED:
+        return found
+    return read_headings(frame.columns.drop(status), given, _READ)
+
+
+def _status(column: pd.Series) -> pd.Series:
+    """In lower case, without the name of an enum such as `TrialState.COMPLETE`."""
+    text = pd.Series(_texts(column), index=column.index, dtype=object).str.strip().str.lower()
+    return text.str.replace(r"^\w+\.", "", regex=True)
+
+
+def _typed(
+    frame: pd.DataFrame, count: Count, unit: Unit, rows: npt.NDArray[np.int64]
+) -> tuple[pd.DataFrame, dict[str, pd.Series]]:
+    """All of `COLUMNS` with types and defaults, then the table's other columns; and texts that are no numbers."""
     made: dict[str, Any] = {}
+    unread: dict[str, pd.Series] = {}
+    numbered = pd.Index(rows, name="row")
     extra = [name for name in OPTIONAL_NUMBERS if name in frame.columns]
     for name in (*COLUMNS, *extra):
         column = frame.get(name, pd.Series(np.nan, frame.index))
-        made[name] = _texts(column) if name in TEXT else _numbers(column)
+        if name in TEXT:
+            made[name] = _texts(column)
+            continue
+        made[name], texts = read_numbers(column)
+        if name != "seed" and len(texts):
+            unread[name] = texts.set_axis(numbered[texts.index])
     own = _numbers(frame[TABLE_PARAMS]) if TABLE_PARAMS in frame.columns else made["params"]
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         counted = 12 * made["depth"] * made["width"] ** 2
+        if unit == "perplexity":
+            made["loss"] = np.log(made["loss"])
+        elif unit == "bits":
+            made["loss"] = made["loss"] * math.log(2)
     made["params"] = own if count == "table" else counted
     made["seed"], labels = _seeds(frame["seed"]) if "seed" in frame.columns else (np.zeros(len(frame)), None)
-    status = pd.Series(made["status"], dtype=object).str.strip().str.lower()
+    status = _status(pd.Series(made["status"], dtype=object))
     done = (status.isin(DONE) | (status == "")).to_numpy()
     lost = done & _diverged(frame["loss"], made["loss"])
     made["status"] = status.mask(done, "done").mask(lost | status.isin(DIVERGED), "diverged").to_numpy()
@@ -183,10 +264,73 @@ def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, pd.Series]:
         made[TABLE_PARAMS] = own
     if labels is not None:
         made["seed_label"] = labels
-    typed = pd.DataFrame(made, index=pd.RangeIndex(1, len(frame) + 1, name="row"))
-    names = [_texts(frame[name]).astype(str) for name in ("cell", "seed", "lr") if name in frame.columns]
-    named = [np.char.strip(text) != "" for text in names]
-    return typed, pd.Series(~np.any(named, axis=0) if named else True, index=typed.index)
+    return pd.DataFrame(made, index=numbered), unread
+
+
+def _unseeded(frame: pd.DataFrame, typed: pd.DataFrame, used: pd.DataFrame) -> frozenset[int]:
+    """The used rows that name neither a seed nor a cell, by their number; `typed` is made of `frame`."""
+    named = np.zeros(len(frame), dtype=bool)
+    for name in ("seed", "cell"):
+        if name in frame.columns:
+            named |= np.char.strip(_texts(frame[name]).astype(str)) != ""
+    return frozenset(used.index.intersection(typed.index[~named]).tolist())
+
+
+def _refuse_other_units(typed: pd.DataFrame, source: str, unit: Unit, heading: str) -> None:
+    """Refuse losses most of which cannot be nats per token."""
+    losses = typed.loc[(typed["status"] == "done") & np.isfinite(typed["loss"]), "loss"]
+    if losses.empty or (losses > MOST_LOSS).mean() <= 0.5:
+        return
+    given = {"nats": "", "perplexity": ", as logarithms of perplexities", "bits": ", from bits"}[unit]
+    raise OptionNeededError(
+        f"The losses of {source} (column {shortened(heading)!r}) have a median of {losses.median():.4g}{given}; a "
+        "loss in nats per token is at most ln(vocabulary), 13.8 for a million tokens. If they are perplexities, name "
+        "the column with --column perplexity=HEADING; if they are sums over a sequence, divide them by its tokens.",
+        [("--column", f"perplexity={heading}")] if unit == "nats" else [],
+    )
+
+
+def _notes(typed: pd.DataFrame, unread: Mapping[str, pd.Series], unit: Unit, heading: str) -> Iterator[str]:
+    """What was converted, could not be read, or is not finished, in sentences."""
+    if unit != "nats":
+        what, how = _NATS[unit]
+        yield f"The losses ({shortened(heading)}) are {what}; {how}."
+    for name, texts in unread.items():
+        if name not in (*REQUIRED, "params"):
+            values = first_few([repr(shortened(str(value))) for value in dict.fromkeys(texts)])
+            yield f"{name} is no number in {counted(len(texts), 'row')} ({values}) and counts as missing there."
+    if (typed["cell"] != "").all():
+        return  # a study says itself what became of its cells
+    states = typed.loc[~typed["status"].isin(["done", "diverged"]), "status"].value_counts()
+    if len(states):
+        parts = first_few([f"{count} {status}" for status, count in states.items()])
+        yield f"Left out, because their runs are not finished: {counted(int(states.sum()), 'row')} ({parts})."
+
+
+def read_numbers(column: pd.Series) -> tuple[npt.NDArray[np.float64], pd.Series]:
+    """As floats, NaN for values that are no numbers; and the texts among them that are not empty.
+
+    Text is read as `analysis.numbers.parse_number` does. A comma is a decimal point unless all values of the column
+    that have one may have it between thousands.
+    """
+    numbers = _numbers(column)
+    texts = column[np.isnan(numbers) & column.notna().to_numpy()].map(str).astype(object)
+    texts = texts[~texts.str.strip().str.lower().isin(_NO_NUMBER)]
+    if texts.empty:
+        return numbers, texts
+    decimal = (
+        not texts.str.contains(r"^\W*\d{1,3}(?:,\d{3})+(?!\d)").where(texts.str.contains(",")).dropna().all()
+    )
+    read = texts.map(lambda text: _parsed(text.replace(",", ".") if decimal else text))
+    numbers[column.index.get_indexer(read.index)] = read
+    return numbers, texts[read.isna()]
+
+
+def _parsed(text: str) -> float:
+    try:
+        return parse_number(text)
+    except ValueError:
+        return math.nan
 
 
 def _numbers(column: pd.Series) -> npt.NDArray[np.float64]:
@@ -228,7 +372,7 @@ def _diverged(loss: pd.Series, values: npt.NDArray[np.float64]) -> npt.NDArray[n
     return np.isinf(values) | words.isin(["nan", "-nan"]).to_numpy()
 
 
-def _reasons(typed: pd.DataFrame) -> pd.Series:
+def _reasons(typed: pd.DataFrame, unread: Mapping[str, pd.Series]) -> pd.Series:
     """The reason why a row cannot be used, by its number, for the rows that cannot."""
     why = typed["reason"].where(typed["reason"] == "", ": " + typed["reason"])
     reasons = (typed["status"] + why).mask(typed["status"] == "done", "")
@@ -239,34 +383,25 @@ def _reasons(typed: pd.DataFrame) -> pd.Series:
             reasons[row] = text.format(typed.at[row, name])
 
     for name in ("depth", "width", "params", "loss"):
-        mark(typed[name].isna(), name, f"{name} is missing or not a number")
+        texts = unread[name] if name in unread else pd.Series(dtype=object)
+        quoted = texts.map(lambda text: f"{shortened(str(text))!r}, not a number")
+        reasons = reasons.mask((reasons == "") & reasons.index.isin(texts.index), f"{name} is " + quoted)
+        mark(typed[name].isna(), name, f"{name} is missing")
     for name in ("depth", "width"):
         mark(~whole(typed[name]), name, name + " is {:g}, not a positive whole number")
     params, loss = typed["params"], typed["loss"]
     mark(~np.isfinite(params) | (params <= 0), "params", "params is {:g}, not a positive number")
     mark(loss <= 0, "loss", "loss is {:g}; a loss in nats per token is positive")
-    far = (loss < 1 / MOST_LOSS) | (loss > MOST_LOSS)
-    mark(far, "loss", "loss is {:g}, far from any loss in nats per token (about 1e-9 to 20)")
+    mark((loss > 0) & (loss < LEAST_LOSS), "loss", "loss is {:g}; no loss in nats per token is that small")
+    mark(
+        loss > MOST_LOSS, "loss", "loss is {:g}, above ln(vocabulary) of any vocabulary, 13.8 nats per token"
+    )
     return reasons[reasons != ""]
 
 
-def _repeats(rows: pd.DataFrame, anonymous: pd.Series) -> pd.Series:
-    """The reason of rows that repeat another, by their number.
-
-    Copies of a row are dropped; other losses of one run are averaged by `analysis.runs.comparison`. Rows without seed,
-    learning rate and cell (`anonymous`) are runs of a search whose settings the table lacks: the best of the shape is
-    kept, because a mean is worse, the wider its shape was searched.
-    """
-    names = ("cell", "depth", "width", "heads", "params", TABLE_PARAMS, "seed", "lr", "tokens")
+def _copies(rows: pd.DataFrame) -> pd.Series:
+    """The reason of rows that are copies of another, by their number."""
+    names = ("cell", "depth", "width", "heads", "params", TABLE_PARAMS, "seed", "lr", "tokens", "loss")
     run = [name for name in (*names, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT) if name in rows.columns]
-    table = rows.assign(row=rows.index)
-    first = table.groupby([*run, "loss"], dropna=False)["row"].transform("min")
-    again = table["row"] != first
-    copies = "duplicate of row " + first[again].astype(str)
-    unnamed = table[~again & anonymous].sort_values("loss")
-    best = unnamed.groupby(run, dropna=False)[["row", "loss"]].transform("first")[unnamed.duplicated(run)]
-    worse = [
-        f"same shape and tokens as row {row}, whose loss of {loss:.6g} is lower; give replicates their seeds"
-        for row, loss in best.itertuples(index=False)
-    ]
-    return pd.concat([copies, pd.Series(worse, index=best.index, dtype=object)])
+    first = rows.assign(row=rows.index).groupby(run, dropna=False)["row"].transform("min")
+    return "duplicate of row " + first[first != rows.index].astype(str)

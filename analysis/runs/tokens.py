@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.numbers import first_few, human
+from analysis.numbers import first_few, human, scientific
 
 Floats = npt.NDArray[np.float64]
-Rule = Literal["unknown", "equal", "level", "with_params", "unequal"]
+Rule = Literal["unknown", "equal", "level", "with_params", "equal_compute", "unequal"]
 
 #: Relative difference below which tokens are one level.
 SAME_LEVEL = 0.01
@@ -27,6 +27,12 @@ NEAR_LEVEL = 0.05
 SAME_AT_N = 0.10
 #: Correlation of ln N and ln tokens from which size and tokens grow together.
 TOGETHER = 0.95
+#: Share of the shapes that must have a level of tokens, so that it is compared and the other shapes are left out.
+MOST_SHAPES = 0.75
+
+
+_SHAPE = ["depth", "params"]
+_RUN = [*_SHAPE, "seed", "lr"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,9 @@ class TokenRule:
     """The tokens at which losses are compared.
 
     Attributes:
-        rule: `unknown` (no row has tokens), `equal` (all the same), `level` (one of several checkpoints), `with_params`
-            (tokens follow N, equal at equal N) or `unequal`.
+        rule: `unknown` (no row has tokens), `equal` (all the same), `level` (one of several), `with_params` (tokens
+            rise with N, equal at equal N), `equal_compute` (N·tokens is the same, so tokens are equal at equal N) or
+            `unequal`.
         compared: the level compared, in the table's unit; None if there is no single one.
         levels: all levels, ascending.
         no_extrapolation: why the table allows no answer beyond its sizes, if tokens differ between the shapes compared.
@@ -102,18 +109,55 @@ def _choose(table: pd.DataFrame, tokens: float | None) -> TokenChoice:
         words = f"All losses are at {human(levels[0], 3)} training tokens."
         rule = TokenRule("equal", float(levels[0]), tuple(levels.tolist()), words)
         return TokenChoice(rule, table, {}, tuple(warnings))
-    if known.groupby(["depth", "params"])["level"].nunique().max() > 1:
+    if known.groupby([known[name] for name in _RUN], dropna=False)["level"].nunique().max() > 1:
         return _checkpoints(table, levels)
+    shapes = known.drop_duplicates([*_SHAPE, "level"])
+    held = np.bincount(shapes["level"])
+    if held.max() >= MOST_SHAPES * len(known.drop_duplicates(_SHAPE)):
+        # A few shapes that ended early, or were trained longer, must not decide how all the others are compared.
+        return _at_level(table, levels, int(np.argmax(held)), "the number that most shapes have")
     span = f"{levels[0]:.4g} to {levels[-1]:.4g}"
     refusal = _no_extrapolation(known)
+    if found := _equal_compute(known, table, levels):
+        return replace(found, warnings=(*warnings, *found.warnings))
     if _follows_params(known):
-        words = f"Training tokens follow N ({span}) and are equal at equal N, where depths are compared."
+        words = f"Training tokens rise with N ({span}) and are equal at equal N, where depths are compared."
         return TokenChoice(_unequal("with_params", levels, words, refusal), table, {}, tuple(warnings))
     words = (
-        f"Rows differ in training tokens ({span}) at similar N; losses are comparable only at equal tokens."
+        f"No number of training tokens is common to the shapes ({span}), and tokens differ at similar N; losses are "
+        "comparable only at equal tokens."
     )
     rule = _unequal("unequal", levels, words, refusal or "tokens differ at similar N")
     return TokenChoice(rule, table, {}, (*warnings, rule.sentence))
+
+
+def _equal_compute(known: pd.DataFrame, table: pd.DataFrame, levels: Floats) -> TokenChoice | None:
+    """The largest N·tokens that most shapes have, if tokens shrink with N: shapes of one N then have equal tokens."""
+    compute = np.log(known["params"] * known["tokens"])
+    place = np.unique(compute)
+    budget = pd.Series(
+        np.searchsorted(place[np.r_[True, np.diff(place) > math.log1p(SAME_AT_N)]], compute, side="right")
+        - 1,
+        index=known.index,
+    )
+    pairs = known.assign(budget=budget).drop_duplicates([*_SHAPE, "budget"])
+    held = np.bincount(pairs["budget"])
+    largest = int(np.flatnonzero(held == held.max())[-1])
+    shapes = len(known.drop_duplicates(_SHAPE))
+    rows = known[budget == largest]
+    sizes = np.log(rows["params"])
+    same = math.log1p(SAME_AT_N)
+    if held[largest] < MOST_SHAPES * shapes or np.ptp(sizes) <= same or np.ptp(compute[rows.index]) > same:
+        return None
+    flops = 6 * float((rows["params"] * rows["tokens"]).median())
+    several = f", the largest of {len(held)} budgets" if len(held) > 1 else ""
+    words = (
+        f"Losses are compared at equal compute, {scientific(flops)} FLOPs (6·N·tokens){several}: training tokens "
+        f"shrink with N, from {rows['tokens'].max():.4g} to {rows['tokens'].min():.4g}, and are equal at equal N."
+    )
+    reason = f"another compute than the {scientific(flops)} FLOPs compared"
+    rule = _unequal("equal_compute", levels, words, "training tokens shrink as N grows")
+    return TokenChoice(rule, rows, dict.fromkeys(table.index.difference(rows.index), reason))
 
 
 def _unequal(rule: Rule, levels: Floats, words: str, refusal: str | None) -> TokenRule:
@@ -144,15 +188,18 @@ def _nearest_level(tokens: float, levels: Floats) -> int:
 
 def _checkpoints(table: pd.DataFrame, levels: Floats) -> TokenChoice:
     """Some shape has several levels: compare at the largest that the most shapes have."""
-    shape = ["depth", "params"]
-    shapes = len(table.drop_duplicates(shape))
-    pairs = table.loc[table["level"] >= 0, [*shape, "level"]].drop_duplicates()
+    shapes = len(table.drop_duplicates(_SHAPE))
+    pairs = table.loc[table["level"] >= 0, [*_SHAPE, "level"]].drop_duplicates()
     held = np.bincount(pairs["level"])
     best = int(np.flatnonzero(held == held.max())[-1])
-    common_end = pairs.groupby(shape)["level"].max().value_counts().max()
+    common_end = pairs.groupby(_SHAPE)["level"].max().value_counts().max()
+    if held[best] < MOST_SHAPES * shapes and (
+        equal := _equal_compute(table[table["level"] >= 0], table, levels)
+    ):
+        return equal
     if held[best] < shapes and common_end * 2 < shapes:
         # If the length of runs follows N, with checkpoints on the way, no level is common, but the ends are comparable.
-        last = (table["level"] >= 0) & (table["level"] == table.groupby(shape)["level"].transform("max"))
+        last = (table["level"] >= 0) & (table["level"] == table.groupby(_SHAPE)["level"].transform("max"))
         ends = table[last]
         if _follows_params(ends):
             words = (
@@ -221,10 +268,10 @@ def _no_extrapolation(rows: pd.DataFrame) -> str | None:
 
 
 def _follows_params(rows: pd.DataFrame) -> bool:
-    """Whether tokens are a function of N, within `SAME_AT_N`.
+    """Whether tokens are a function of N, within `SAME_AT_N`, that rises with N.
 
     They are if all shapes have the same tokens per parameter, or if neighbouring depths of similar N, of which there is
-    at least one pair, have the same tokens.
+    at least one pair, have the same tokens, and no shape has fewer tokens than a smaller one.
     """
     points = _points(rows).sort_values(["x", "y"])
     same = math.log1p(SAME_AT_N) + 1e-9
@@ -232,7 +279,8 @@ def _follows_params(rows: pd.DataFrame) -> bool:
         return True
     depth, x, y = points.to_numpy().T
     similar = (np.diff(x) <= same) & (np.diff(depth) != 0)
-    return bool(similar.any() and np.all(np.abs(np.diff(y)[similar]) <= same))
+    rises = np.all(y >= np.maximum.accumulate(y) - same)
+    return bool(rises and similar.any() and np.all(np.abs(np.diff(y)[similar]) <= same))
 
 
 def _points(rows: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Width of output that goes to a file or a pipe, where rich would take 80 columns.
 FILE_COLUMNS = 120
-#: Reasons of left-out rows that are listed.
-MOST_REASONS = 3
 
 
 def show(document: object, view: RenderableType, *, as_json: bool) -> None:
@@ -108,15 +105,19 @@ def fit_table(result: "Fit") -> RenderableType:
 
 def _left_out_text(result: "Fit") -> str:
     """How many rows are left out, and the most frequent reasons; empty if all are used."""
+    from analysis.fit.sentences import MOST_REASONS, reason_counts, used_sentence
+
     count = len(result.left_out)
-    if not count:
-        return ""
-    reasons = Counter(str(item["reason"]) for item in result.left_out).most_common()
+    if not count or used_sentence(result):
+        return ""  # the first line says it
+    reasons = reason_counts(result)
     parts = [f"{number} × {reason}" for reason, number in reasons[:MOST_REASONS]]
     if len(reasons) > MOST_REASONS:
         parts.append(f"and {counted(len(reasons) - MOST_REASONS, 'other reason')}")
-    used = f"{result.used} of {result.used + count} rows are used"
-    return f"{used}. Left out: {'; '.join(parts)}. fit.json has each row's."
+    used = f"{result.used + result.merged} of {result.used + count} rows are used"
+    return (
+        f"{used}. Left out, or merged into others: {'; '.join(parts)}. `--json` has the reason of each row."
+    )
 
 
 def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType:

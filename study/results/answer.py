@@ -19,7 +19,7 @@ from analysis.fit.document import Fit, fit, fit_of
 from analysis.fit.rate_check import RateCheck
 from analysis.fit.study import Study, study_of
 from analysis.numbers import counted
-from analysis.runs.files import SUFFIXES
+from analysis.runs.files import is_table
 from analysis.runs.table import Count, RunTable, read_runs
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
@@ -61,12 +61,13 @@ class StudyRuns(Runs):
 class Reading:
     """RUNS of `fit` and `report`, with the options that both verbs share.
 
-    RUNS is `mlflow:EXPERIMENT`, a file with an ending of `analysis.runs.files.SUFFIXES`, else a spec; in Python also a
+    RUNS is `mlflow:EXPERIMENT`, a file whose name is that of a table, else a spec; in Python also a
     spec or a table that is loaded. `spec` and `source` raise a SpecError if an option does not go with it.
 
     Attributes:
         overrides: `key=value`; for a spec only.
         columns: `ours=theirs`; for a table only.
+        where: `heading=value` of the rows that are read; for a table only.
         count: how N is counted; `table` for a table only, a study counts 12·L·d².
         results: root of the results; for a spec or an experiment.
         uri: of the MLflow store, see `named_store`; for an experiment only.
@@ -75,6 +76,7 @@ class Reading:
     runs: str | StudySpec | pd.DataFrame
     overrides: Sequence[str]
     columns: Sequence[str]
+    where: Sequence[str]
     count: Count
     tokens: float | None
     results: Path
@@ -100,7 +102,7 @@ class Reading:
                 "write tracking.uri=URI."
             )
         if isinstance(runs, str):
-            if Path(runs).suffix.lower() in SUFFIXES:
+            if is_table(runs):
                 return None
             runs = load_spec(runs, self.overrides)
         if isinstance(runs, pd.DataFrame):
@@ -110,10 +112,12 @@ class Reading:
                 f"--count table takes N from the column params of a table, but {self.name} is a spec, whose N is "
                 "12·L·d²; leave it out."
             )
-        if self.columns:
-            raise SpecError(
-                f"--column renames the columns of a table, but {self.name} is a spec; leave it out."
-            )
+        for option, does, given in (
+            ("--column", "renames the columns of a table", self.columns),
+            ("--where", "chooses rows of a table", self.where),
+        ):
+            if given:
+                raise SpecError(f"{option} {does}, but {self.name} is a spec; leave it out.")
         return runs
 
     @property
@@ -125,17 +129,25 @@ class Reading:
             raise SpecError(
                 f"{self.overrides[0]} changes a spec, but {self.name} is a run table; leave it out."
             )
-        names = {}
-        for text in self.columns:
-            ours, _, theirs = text.partition("=")
-            if not (ours and theirs):
-                raise SpecError(f"--column {text!r} is not OURS=THEIRS, such as --column loss=final_loss.")
-            names[ours] = theirs
+        names = _pairs(self.columns, "--column", "OURS=THEIRS, such as --column loss=final_loss")
+        where = _pairs(self.where, "--where", "HEADING=VALUE, such as --where dataset=c4")
         if isinstance(self.runs, pd.DataFrame):
-            return Runs("a table", RunTable.from_frame(self.runs, names, count=self.count), {})
+            table = RunTable.from_frame(self.runs, names, count=self.count, where=where)
+            return Runs("a table", table, {})
         store = existing(named_store(self.uri, self.results)) if self.name.startswith("mlflow:") else None
-        table = read_runs(self.name, names, tracking_uri=store, count=self.count)
+        table = read_runs(self.name, names, tracking_uri=store, count=self.count, where=where)
         return Runs(Path(self.name).name, table, {})
+
+
+def _pairs(texts: Sequence[str], option: str, form: str) -> dict[str, str]:
+    """`a=b` of an option that may be given several times."""
+    pairs = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not (name and value):
+            raise SpecError(f"{option} {text!r} is not {form}.")
+        pairs[name] = value
+    return pairs
 
 
 def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> StudyRuns:

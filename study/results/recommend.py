@@ -12,6 +12,7 @@ from analysis.errors import InputError
 from analysis.law.near_optimal import WITHIN, check_within, measured_near_optimal, near_optimal
 from analysis.law.published import losses_of, published_law
 from analysis.law.shape import Measured, Shape
+from analysis.numbers import parse_number
 
 if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
@@ -69,11 +70,8 @@ def recommend(
 
 
 def _number(size: float | str) -> float:
-    # Loads pydantic and the spec, which an audit does without.
-    from study.spec.section import read_size
-
     try:
-        return float(read_size(size))
+        return parse_number(size) if isinstance(size, str) else float(size)
     except (TypeError, ValueError):
         raise InputError(f"{size!r} is no size; write it as 1e9, or 7B.") from None
 

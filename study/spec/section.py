@@ -1,7 +1,6 @@
 """Base class of the sections of a spec, and helpers of several sections."""
 
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_origin
@@ -16,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from analysis.numbers import parse_number
 from study.errors import SpecError
 from trainables.errors import shortened, some
 
@@ -38,18 +38,12 @@ class Section(BaseModel):
         return values
 
 
-#: What the letter behind a size stands for.
-_UNITS = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-
-
 def read_size(value: Any) -> Any:
     """Return a size such as `2k`, `1.5M` or `7B` as a number; a value that is no text unchanged."""
     if not isinstance(value, str):
         return value
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s?([kMBT])", value):
-        return round(float(found[1]) * _UNITS[found[2]], 3)
     try:
-        return float(value)
+        return parse_number(value)
     except ValueError:
         raise ValueError(f"{shortened(value)} is no size; write it as 2000, 2k or 7B") from None
 

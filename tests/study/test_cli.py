@@ -113,12 +113,12 @@ def test_options_that_do_not_go_with_their_source_are_refused(command, tmp_path)
 
 
 def test_fit_of_a_foreign_table_with_renamed_columns(command, tmp_path):
-    path = table(tmp_path, foreign_runs("their_loss"))
+    path = table(tmp_path, foreign_runs("measured_nats"))
     status, _, err = command("fit", path, "--json")
     assert status == 2
     # The refusal ends with the whole command, ready to paste.
     again = shlex.split(err.split("Try: interplay ")[1])
-    assert again == ["fit", str(path), "--json", "--column", "loss=their_loss"]
+    assert again == ["fit", str(path), "--json", "--column", "loss=measured_nats"]
     status, out, err = command(*again)
     assert (status, err) == (0, "")
     document = json.loads(out)
@@ -127,7 +127,7 @@ def test_fit_of_a_foreign_table_with_renamed_columns(command, tmp_path):
     for pair, params in CROSSINGS.items():
         assert crossings[pair]["params"] == pytest.approx(params, rel=0.05)
     assert document["rows"]["used"] == 45
-    status, out, _ = command("fit", path, "--column", "loss=their_loss")
+    status, out, _ = command("fit", path, "--column", "loss=measured_nats")
     assert status == 0
     assert "1 → 2" in out
 
@@ -434,7 +434,7 @@ def test_every_ending_of_a_table_is_known(tmp_path, suffix):
             source.to_json(path, orient="records", lines=True)
         case _:
             source.to_parquet(path)
-    reading = Reading(str(path), [], [], "nonembedding", None, tmp_path, None, 0.95)
+    reading = Reading(str(path), [], [], [], "nonembedding", None, tmp_path, None, 0.95)
     assert len(reading.source.table.frame) == 45
 
 

@@ -70,7 +70,7 @@ def test_the_json_contract(study):
     law = document["law"]
     assert law["form"] == "log-linear"
     assert {"status", "a", "b", "covariance", "a_interval", "b_interval", "level"} <= law.keys()
-    assert document["rows"] == {"used": 45, "left_out": []}
+    assert document["rows"] == {"used": 45, "merged": 0, "left_out": []}
 
 
 def test_json_is_strict_also_where_nothing_is_known(pilot_frame):

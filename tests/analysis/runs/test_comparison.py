@@ -121,7 +121,7 @@ def test_tokens_that_follow_n_are_comparable_at_equal_n():
 def test_tokens_that_differ_at_equal_n_are_warned_of():
     found = of(table().assign(tokens=lambda rows: 1e6 * rows["depth"]))
     assert (found.tokens.rule, found.tokens.no_extrapolation) == ("unequal", "tokens differ at similar N")
-    assert any("differ in training tokens (1e+06 to 4e+06)" in warning for warning in found.warnings)
+    assert any("(1e+06 to 4e+06)" in warning for warning in found.warnings)
     # No size is shared, so nothing shows that the tokens follow N rather than the depth.
     apart = table([(1, 8), (1, 9), (4, 64), (4, 80)], tokens=[1e6, 1e6, 4e6, 4e6])
     assert of(apart).tokens.rule == "unequal"
@@ -167,6 +167,59 @@ def test_a_table_of_the_form_of_gemstones_is_read_and_compared_by_options_alone(
         assert len(found.left_out) == 4 * 34
         assert any("differs from 12·L·d²" in text for text in found.warnings) == (count == "table")
         assert compare(runs, tokens=1e11).tokens.compared == 10 * 10_003_415_040
+
+
+LADDER = [(depth, width) for depth in (4, 8, 16) for width in (256, 512, 640, 1024)]
+
+
+def ladder(shapes=LADDER, seeds=(0,), **columns):
+    frame = table(shapes, seeds)
+    return frame.assign(loss=3 + 1 / frame["width"] + frame["seed"] / 1000, **columns)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens"),
+    [((16, 1536), 4.7e9), ((24, 768), 0.2e9), ((4, 128), 4.7e9), ((8, 2048), 3e10)],
+)
+def test_one_odd_run_does_not_change_how_all_others_are_compared(shape, tokens):
+    frame = ladder(tokens=1e10)
+    plain, odd = of(frame), of(pd.concat([frame, ladder([shape], tokens=tokens)], ignore_index=True))
+    assert (odd.tokens.rule, odd.tokens.compared) == ("level", 1e10)
+    assert odd.rows["loss"].tolist() == plain.rows["loss"].tolist()
+    assert list(odd.left_out) == [len(frame) + 1]
+    assert any(f"{shape[0]}×{shape[1]}" in warning for warning in odd.warnings)
+
+
+@pytest.mark.parametrize("budgets", [(1e18,), (1e18, 2e18, 4e18)])
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_shapes_of_equal_compute_are_compared_at_the_largest_budget(budgets, seeds):
+    frame = pd.concat(
+        [
+            ladder(seeds=seeds).assign(tokens=lambda rows, c=c: c / (72 * rows["depth"] * rows["width"] ** 2))
+            for c in budgets
+        ],
+        ignore_index=True,
+    )
+    found = of(frame)
+    assert found.tokens.rule == "equal_compute"
+    np.testing.assert_allclose(6 * found.rows["params"] * found.rows["tokens"], budgets[-1])
+    assert (len(found.rows), len(found.left_out)) == (12 * len(seeds), 12 * len(seeds) * (len(budgets) - 1))
+    assert "shrink" in found.tokens.sentence
+    assert "grow" not in found.tokens.sentence.split(":")[0]
+    assert found.tokens.no_extrapolation
+
+
+def test_tokens_that_fall_with_n_do_not_follow_it():
+    frame = ladder().assign(tokens=lambda rows: 1e12 / (rows["depth"] * rows["width"] ** 2) ** 0.5)
+    assert of(frame).tokens.rule == "unequal"
+
+
+def test_runs_that_ended_by_the_clock_have_no_level():
+    generator = np.random.default_rng(0)
+    frame = ladder(seeds=(0, 1, 2)).assign(tokens=lambda rows: generator.uniform(2e6, 1e7, len(rows)))
+    found = of(frame)
+    assert (found.tokens.rule, len(found.rows)) == ("unequal", 36)
+    assert found.tokens.sentence in found.warnings
 
 
 # Learning rates

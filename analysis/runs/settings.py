@@ -1,0 +1,247 @@
+"""Columns of a foreign table that are not read, but differ between rows that would count as one run.
+
+Rows of one depth, width, seed, learning rate and number of tokens may still be of other data, of another batch size,
+or steps of one training. A mean over them is the loss of no model. `choose` leaves one setting per shape, and refuses a
+table where only the user can choose.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.errors import InputError, OptionNeededError, near_misses, shortened
+from analysis.numbers import counted, first_few, listed
+from analysis.runs.columns import COLUMNS, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
+from analysis.runs.headings import last_part, loss_heading, names_in, words_of
+
+#: Columns that identify a run beside its settings.
+RUN = ("depth", "params", "seed", "lr")
+
+#: Names of what the model is evaluated or trained on: losses of two values are never compared.
+DATA = frozenset(
+    names_in(
+        """
+        data dataset datasets dataset_name data_name dataset_path train_dataset eval_dataset
+        training_data train_data val_data data_source data_mix data_mixture mixture corpus tokenizer
+        tokenizer_name tokenizer_path language lang domain split eval_split task benchmark eval_set
+        val_set sequence_length seq_length seq_len seqlen max_seq_len context_length context_size
+        ctx_len block_size max_length context vocabulary subset
+        """
+    )
+)
+#: Names of how far a training is; without tokens the last one of a run counts.
+PROGRESS = ("step", "global_step", "steps", "iteration", "iter", "iterations", "update", "updates", "epoch")
+#: Words of a name that no loss depends on: names, machines, times and other measures.
+_NO_SETTING = frozenset(
+    names_in(
+        """
+        name id run group url path dir folder file tags tag notes note comment host hostname node machine
+        gpu gpus device cluster partition user job commit git sha hash sweep project entity created started
+        finished ended updated date time timestamp runtime duration seconds hours minutes number index trial
+        row accuracy acc mfu throughput speed memory mem utilisation utilization grad gradient flops reason version
+        completed start complete sec flop compute budget cost energy score bpb ppl perplexity purpose
+        unnamed order heartbeat state status params parameters tokens samples width depth
+        """
+    )
+)
+#: Words of a setting that is tuned for each shape, as the learning rate is.
+_TUNED = frozenset(
+    names_in(
+        """
+        batch bs decay wd warmup beta beta1 beta2 betas dropout clip clipping eps epsilon momentum
+        accumulation accum cooldown lr
+        """
+    )
+)
+#: Most values of a setting that is a number of unknown meaning; a rounded measure has more.
+MOST_VALUES = 8
+#: Relative difference of vocabularies that padding explains.
+_PADDING = 0.05
+#: Relative difference of the last steps of two shapes that is none.
+_SAME_STEP = 0.01
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Rows of one setting per shape, the reason of every other row by its number, and what to say."""
+
+    rows: pd.DataFrame
+    left_out: Mapping[int, str]
+    warnings: tuple[str, ...] = ()
+
+
+def unread(rows: pd.DataFrame) -> list[str]:
+    """The columns of a run table that are not read."""
+    read = {*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, TABLE_PARAMS, "seed_label"}
+    return [str(name) for name in rows.columns if name not in read]
+
+
+def refuse_other_data(rows: pd.DataFrame, headings: Mapping[str, str]) -> None:
+    """Refuse rows of different data, contexts or vocabularies.
+
+    Args:
+        rows: used rows, typed.
+        headings: column -> heading in the source.
+
+    Raises:
+        OptionNeededError: a column that names the data has several values.
+    """
+    for name in (*unread(rows), *("vocabulary", "context")):
+        if name not in rows or last_part(name) not in DATA:
+            continue
+        values = _values(rows[name])
+        values = values[values != ""]
+        if values.nunique() < 2:
+            continue
+        if name == "vocabulary" and rows[name].max() <= rows[name].min() * (1 + _PADDING):
+            continue
+        raise _needs_choice(
+            headings.get(name, name),
+            values,
+            "losses of different data, contexts or vocabularies are not comparable",
+        )
+
+
+def last_steps(rows: pd.DataFrame) -> Chosen:
+    """The last step of each run of a training history; all rows if there are training tokens or no steps."""
+    if rows["tokens"].notna().any():
+        return Chosen(rows, {})
+    names = [name for wanted in PROGRESS for name in unread(rows) if last_part(name) == wanted]
+    for name in names:
+        step = pd.to_numeric(rows[name], errors="coerce")
+        run = [rows[column] for column in RUN]
+        last = step.groupby(run, dropna=False).transform("max")
+        if step.isna().any() or (last == step.groupby(run, dropna=False).transform("min")).all():
+            continue
+        keep = step == last
+        left_out = {
+            row: f"an earlier {last_part(name)} of a run, whose last one is compared"
+            for row in rows.index[~keep]
+        }
+        ends = last[keep]
+        text = f"The table has no training tokens; each run counts with its last {shortened(name)}"
+        if ends.max() > ends.min() * (1 + _SAME_STEP):
+            text += (
+                f", which differs between the runs ({ends.min():g} to {ends.max():g}): losses are comparable only at "
+                "equal training tokens. Name their column with --column tokens=HEADING"
+            )
+        return Chosen(rows[keep], left_out, (f"{text}.",))
+    return Chosen(rows, {})
+
+
+def choose(rows: pd.DataFrame) -> Chosen:
+    """Choose one value per shape of every setting that differs within a run and is not read.
+
+    A setting that is tuned, such as the batch size, has per shape the value with the lowest mean loss, as the learning
+    rate has. A switch or a word, such as a kind of position embedding, is another model.
+
+    Args:
+        rows: used rows at comparable tokens.
+
+    Raises:
+        OptionNeededError: rows of one run differ in a switch or a word.
+    """
+    tuned: list[str] = []
+    groups = [rows[column] for column in RUN]
+    warnings: list[str] = []
+    for name in unread(rows):
+        if not _may_be_setting(name):
+            continue
+        values = _values(rows[name])
+        within = (values.groupby(groups, dropna=False).transform("nunique") > 1).any()
+        is_tuned = bool(set(words_of(name)) & _TUNED)
+        numbers = pd.to_numeric(values, errors="coerce")
+        switch = numbers.isna().any() or set(numbers) <= {0.0, 1.0}
+        # Values of a setting come again in other runs; those of a measure and of a name of the run hardly do.
+        most = len(rows) / 2 if switch else min(len(rows) / 2, MOST_VALUES)
+        if not (is_tuned or values.nunique() <= most):
+            continue
+        if within and switch and not (is_tuned and numbers.notna().all()):
+            raise _needs_choice(
+                name,
+                values,
+                "rows of one shape, seed and learning rate differ in it, so they are of different models",
+            )
+        if within:
+            tuned.append(name)
+        elif switch and 1 < values.nunique() <= len(rows) / 2:
+            warnings.append(
+                f"The rows compared differ in {shortened(name)} ({_shares(values)}), which is not read."
+            )
+    if not tuned:
+        return Chosen(rows, {}, tuple(warnings))
+    values = rows[tuned].apply(_values).agg(" ".join, axis=1)
+    left_out = dict(_worse(rows.assign(value=values), tuned))
+    names = listed([shortened(name) for name in tuned])
+    warnings.append(
+        f"{counted(len(left_out), 'row')} differ from others of the same shape, seed and learning rate in {names}, "
+        "which is not read: per shape the value with the lowest mean loss is compared. The lowest of several is biased "
+        "down."
+    )
+    return Chosen(rows.drop(index=list(left_out)), left_out, tuple(warnings))
+
+
+def _worse(rows: pd.DataFrame, tuned: list[str]) -> Iterator[tuple[int, str]]:
+    """The rows of each shape at other values than its best one, with their reasons."""
+    for _, part in rows.groupby(["depth", "params"]):
+        # At the best learning rate of each value; among the values that the most seeds have.
+        means = part.groupby(["value", "lr"], dropna=False)["loss"].mean().groupby("value").min()
+        seeds = part.groupby("value")["seed"].nunique()
+        best = means[seeds == seeds.max()].idxmin()
+        for row in part.index[part["value"] != best]:
+            yield row, f"another {listed(tuned)} of this shape, {best}, was chosen (lowest mean loss)"
+
+
+def _may_be_setting(name: str) -> bool:
+    words = set(words_of(name))
+    progress = last_part(name) in PROGRESS
+    return not (
+        progress or (words & _NO_SETTING and not words & _TUNED) or loss_heading(name) or "loss" in words
+    )
+
+
+def _values(column: pd.Series) -> pd.Series:
+    """As text, so that 64, 64.0 and `64` are one value, and empty for a missing one."""
+    numbers = pd.to_numeric(column, errors="coerce")
+    text = column.astype(str).where(column.notna(), "").str.strip()
+    return text.mask(numbers.notna(), numbers.map(lambda value: f"{value:.12g}"))
+
+
+def _shares(values: pd.Series) -> str:
+    counts = values.value_counts()
+    return first_few(
+        [f"{shortened(str(value)) or 'empty'}: {counted(count, 'row')}" for value, count in counts.items()]
+    )
+
+
+def _needs_choice(name: str, values: pd.Series, why: str) -> OptionNeededError:
+    most = str(values.value_counts().index[0])
+    return OptionNeededError(
+        f"The column {shortened(name)!r} has several values ({_shares(values)}), and {why}. Compare the rows of one "
+        "value, with --where COLUMN=VALUE.",
+        [("--where", f"{name}={most}")],
+    )
+
+
+def rows_where(frame: pd.DataFrame, conditions: Mapping[str, str], source: str) -> npt.NDArray[np.int64]:
+    """The positions of the rows whose columns have these values; numbers are compared as numbers.
+
+    Raises:
+        InputError: the table lacks a column, or has no such row.
+    """
+    keep = np.ones(len(frame), dtype=bool)
+    for name, value in conditions.items():
+        if name not in frame.columns:
+            near = near_misses(name, map(str, frame.columns))
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"{source} has no column {shortened(name)!r}, which --where names.{hint}")
+        values = _values(frame[name])
+        keep &= (values == _values(pd.Series([value], dtype=object)).iloc[0]).to_numpy()
+        if not keep.any():
+            raise InputError(
+                f"{source} has no row whose {shortened(name)} is {shortened(value)!r}; it has {_shares(values)}."
+            )
+    return np.flatnonzero(keep)

@@ -1,0 +1,118 @@
+import bz2
+import gzip
+import json
+import lzma
+
+import pandas as pd
+import pytest
+
+from analysis.numbers import parse_number
+from analysis.runs.files import is_table
+from analysis.runs.table import RunTable, read_numbers, read_runs
+
+FRAME = pd.DataFrame(
+    {"depth": [2, 2, 4], "width": [46, 64, 32], "seed": [0, 1, 0], "lr": [0.001, 0.002, 0.001],
+     "tokens": [10_000_000, 1_000, 10_000_000], "loss": [3.5663, 3.25, 3.125]}
+)  # fmt: skip
+READ = ["depth", "width", "seed", "lr", "tokens", "loss"]
+
+
+def read(path):
+    runs = read_runs(path)
+    assert runs.frame[READ].to_numpy().ravel().tolist() == pytest.approx(
+        FRAME[READ].to_numpy().ravel().tolist()
+    )
+    return runs
+
+
+@pytest.mark.parametrize("orient", ["records", "columns", "split", "index", "list", "table", "lines"])
+def test_json_is_read_as_pandas_and_people_write_it(tmp_path, orient):
+    path = tmp_path / "runs.json"
+    if orient == "list":
+        path.write_text(json.dumps(FRAME.to_dict("list")))
+    elif orient == "lines":
+        FRAME.to_json(path, orient="records", lines=True)
+    else:
+        FRAME.to_json(path, orient=orient)
+    read(path)
+    if orient == "records":
+        path.write_text(json.dumps({"runs": json.loads(path.read_text()), "version": 2}))
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
+)
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "tsv", "json"])
+def test_compressed_text_is_read(tmp_path, kind, ending, pack):
+    text = {
+        "csv": FRAME.to_csv(index=False), "tsv": FRAME.to_csv(index=False, sep="\t"),
+        "jsonl": FRAME.to_json(orient="records", lines=True), "json": FRAME.to_json(orient="records"),
+    }[kind]  # fmt: skip
+    path = tmp_path / f"runs.{kind}.{ending}"
+    path.write_bytes(pack(text.encode()))
+    read(path)
+    assert is_table(str(path))
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|", ","])
+@pytest.mark.parametrize("above", ["", "# made by hand\n", "\n\n# a\n# b\n", "sep={}\n", "\ufeff"])
+def test_separators_comments_and_marks_above_the_header(tmp_path, separator, above):
+    path = tmp_path / "runs.csv"
+    path.write_text(above.format(separator) + FRAME.to_csv(index=False, sep=separator), encoding="utf-8")
+    notes = read(path).notes
+    assert any("separated" in note for note in notes) == (separator != ",")
+    assert any("above the header" in note for note in notes) == bool(above.strip("\n\ufeff"))
+
+
+def test_excels_unicode_text_is_read(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_bytes(FRAME.to_csv(index=False, sep="\t").encode("utf-16"))
+    read(path)
+
+
+@pytest.mark.parametrize("thousands", ["", "."])
+def test_decimal_commas(tmp_path, thousands):
+    lines = [";".join(READ)]
+    for row in FRAME[READ].to_numpy().tolist():
+        values = [
+            f"{value:,.10g}".replace(",", "_").replace(".", ",").replace("_", thousands) for value in row
+        ]
+        lines.append(";".join(values))
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(lines))
+    runs = read(path)
+    assert any("decimal point in" in note and "loss" in note for note in runs.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("10M", 1e7), ("1.5T", 1.5e12), ("300k", 3e5), ("7 billion", 7e9), ("2.1bn", 2.1e9), ("20G", 2e10),
+        ("1,156", 1156), ("7,000,000,000", 7e9), ("1_000_000", 1e6), ("10 000 000", 1e7), ("$1,200.50", 1200.5),
+        ("1e9", 1e9), ("3e-4", 3e-4), (" 5 ", 5), (".5", 0.5), ("-2", -2), ("1.1M", 1_100_000),
+    ],
+)  # fmt: skip
+def test_numbers_as_people_write_them(text, value):
+    assert parse_number(text) == value
+    assert read_numbers(pd.Series([text]))[0].tolist() == [value]
+
+
+@pytest.mark.parametrize("text", ["", "M", "5q", "1,2,3", "10M tokens", "0x", "1 2", "abc", "1,15", "--2"])
+def test_what_is_no_number(text):
+    with pytest.raises(ValueError):
+        parse_number(text)
+
+
+def test_a_comma_is_decimal_if_one_value_of_the_column_cannot_have_thousands():
+    assert read_numbers(pd.Series(["1,156", "12,500"]))[0].tolist() == [1156, 12500]
+    assert read_numbers(pd.Series(["3,566", "3,25"]))[0].tolist() == [3.566, 3.25]
+
+
+def test_text_in_a_column_of_numbers_is_named_and_not_counted_as_missing():
+    frame = FRAME.astype(object)
+    frame.loc[0, "tokens"] = "10 parsec"
+    frame.loc[1, "loss"] = "pending"
+    runs = RunTable.from_frame(frame)
+    assert runs.left_out == [{"row": 2, "reason": "loss is 'pending', not a number"}]
+    assert any("tokens is no number in 1 row ('10 parsec')" in note for note in runs.notes)

@@ -1,0 +1,158 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.errors import OptionNeededError
+from analysis.fit.document import fit
+from analysis.runs.comparison import compare
+from analysis.runs.table import RunTable
+
+SHAPES = [(2, 46), (2, 64), (2, 92), (2, 130), (2, 182), (4, 32), (4, 46), (4, 64), (4, 92), (4, 130)]
+
+
+def truth(depth, width):
+    """Losses whose curves of 2 and 4 layers cross at N = 238 thousand."""
+    params = 12 * depth * width**2
+    return 2 + 40 * params**-0.3 + (0.05 if depth == 4 else 0.05 * (params / 238e3) ** 0.5)
+
+
+def table(seeds=(0, 1), shapes=SHAPES, **columns):
+    generator = np.random.default_rng(0)
+    rows = [
+        {
+            "depth": depth,
+            "width": width,
+            "seed": seed,
+            "loss": truth(depth, width) + 0.001 * generator.normal(),
+        }
+        for depth, width in shapes
+        for seed in seeds
+    ]
+    return pd.DataFrame(rows).assign(**columns)
+
+
+def crossing(frame, **options):
+    (found,) = fit(RunTable.from_frame(frame, **options)).crossings
+    low, high = found.params_interval
+    return low <= 238e3 <= high
+
+
+def with_setting(name, best, others, worse=0.05):
+    """The table, in which 4 layers were also tried at other values of a setting, which are worse."""
+    frame = table().assign(**{name: best})
+    deep = frame[frame["depth"] == 4]
+    more = [deep.assign(**{name: value}, loss=deep["loss"] + worse * i) for i, value in enumerate(others, 1)]
+    return pd.concat([frame, *more], ignore_index=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "best", "others"),
+    [
+        ("batch_size", 64, [256, 1024]),
+        ("config.optimizer.weight_decay", 0.1, [0.01]),
+        ("warmup_steps", "100", ["500", "1000"]),
+        ("n_kv_heads", 2, [1]),
+    ],
+)
+def test_a_setting_that_was_tuned_has_its_best_value_in_each_shape_and_is_named(name, best, others):
+    frame = with_setting(name, best, others)
+    found = compare(RunTable.from_frame(frame))
+    assert len(found.rows) == len(table())
+    assert set(found.rows[name].astype(str)) == {str(best)}
+    assert any(name in warning and "biased down" in warning for warning in found.warnings)
+    assert crossing(frame)
+
+
+@pytest.mark.parametrize(
+    ("name", "best", "others"),
+    [
+        ("positions", "learned", ["rotary"]),
+        ("use_qk_norm", True, [False]),
+        ("config.activation", "gelu", ["relu", "swiglu"]),
+        ("tied", 1, [0]),
+    ],
+)
+def test_another_kind_of_model_is_refused_and_one_value_can_be_chosen(name, best, others):
+    frame = with_setting(name, best, others)
+    with pytest.raises(OptionNeededError, match=name) as caught:
+        compare(RunTable.from_frame(frame))
+    ((option, value),) = caught.value.options
+    assert (option, value) == ("--where", f"{name}={best}" if best != 1 or name == "tied" else value)
+    chosen = dict([value.split("=")])
+    assert crossing(frame, where=chosen)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("dataset", ["c4", "pile"]),
+        ("config.tokenizer", ["gpt2", "llama"]),
+        ("seq_len", [1024, 2048]),
+        ("vocab_size", [32_000, 50_257]),
+    ],
+)
+def test_losses_of_different_data_are_refused_even_if_no_run_differs_in_it(name, values):
+    frame = table().assign(**{name: lambda rows: np.where(rows["depth"] == 2, *values)})
+    with pytest.raises(OptionNeededError, match=name) as caught:
+        compare(RunTable.from_frame(frame))
+    assert caught.value.options == (("--where", f"{name}={values[0]}"),)
+    assert len(RunTable.from_frame(frame, where={name: str(values[1])}).used) == 10
+    padded = table().assign(vocab_size=lambda rows: np.where(rows["depth"] == 2, 50_304, 50_432))
+    assert crossing(padded)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"run_name": lambda rows: [f"run-{i}" for i in range(len(rows))]},
+        {"hostname": lambda rows: ["a", "b"] * (len(rows) // 2)},
+        {"train_loss": lambda rows: rows["loss"] - 0.1, "_timestamp": lambda rows: np.arange(len(rows))},
+        {"hellaswag": lambda rows: (rows["loss"] * 100).round()},
+    ],
+)
+def test_names_machines_and_measures_are_no_settings_of_replicates(columns):
+    frame = table().drop(columns="seed").assign(**columns)
+    found = compare(RunTable.from_frame(frame))
+    assert (len(found.rows), found.left_out) == (20, {})
+    assert any("taken as replicates" in warning for warning in found.warnings)
+    document = fit(RunTable.from_frame(frame))
+    # The spread of the replicates is the noise; the minimum of two would have none.
+    assert document.noise["source"] == "seeds"
+    assert 0.0005 < document.noise["sd"] < 0.002
+    assert crossing(frame)
+
+
+@pytest.mark.parametrize("name", ["step", "_step", "train/global_step", "epoch"])
+def test_the_last_step_of_a_history_counts(name):
+    frame = table()
+    early = frame.assign(**{name: 100}, loss=frame["loss"] + 0.5)
+    frame = pd.concat([early, frame.assign(**{name: 200})], ignore_index=True).sample(frac=1, random_state=0)
+    found = compare(RunTable.from_frame(frame))
+    assert set(found.rows[name]) == {200}
+    assert len(found.left_out) == len(early)
+    assert any("last" in warning for warning in found.warnings)
+    assert crossing(frame)
+    # Runs that ended early are named.
+    ended = frame[~((frame["depth"] == 4) & (frame[name] == 200))]
+    assert any(
+        "differs between the runs (100 to 200)" in text
+        for text in compare(RunTable.from_frame(ended)).warnings
+    )
+
+
+def test_a_switch_that_differs_between_the_shapes_is_said():
+    frame = table().assign(positions=lambda rows: np.where(rows["depth"] == 2, "learned", "rotary"))
+    assert any(
+        "positions (learned: 10 rows, rotary: 10 rows)" in text
+        for text in compare(RunTable.from_frame(frame)).warnings
+    )
+
+
+def test_where_names_what_the_table_lacks():
+    frame = table().assign(kind=1.0)
+    assert len(RunTable.from_frame(frame, where={"kind": "1"}).used) == 20
+    one = RunTable.from_frame(frame, where={"width": "46", "depth": "4"})
+    assert one.used.index.tolist() == [13, 14], "rows keep the numbers of their source"
+    for wrong, words in ({"knd": "1"}, "Did you mean 'kind'"), ({"kind": "2"}, "it has 1: 20 rows"):
+        with pytest.raises(ValueError, match=words):
+            RunTable.from_frame(frame, where=wrong)

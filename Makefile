@@ -39,11 +39,21 @@ test test-gate test-all fuzz: export RAY_worker_niceness := 0
 # they compute: on two cores two processes use 58 % of them.
 PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations=10
 
+# $(1) tests that match $(2), with options $(3). A busy machine can fail a test: what failed runs once more, alone, and the
+# target fails if it fails again. A cache of its own, emptied before, holds what failed; any other end of pytest than failed
+# tests (status 1) is final.
+define tests
+	@$(PYTEST) -m "$(2)" $(3) -o cache_dir=build/tests/$(1)-cache --cache-clear --junitxml=build/tests/$(1).xml; status=$$?; \
+	  [ $$status -eq 1 ] || exit $$status; \
+	  echo "Tests failed, see above. They run once more, one at a time; the summary at the end names each of them:"; \
+	  $(PYTEST) -m "$(2)" -n 0 -o cache_dir=build/tests/$(1)-cache --lf --lfnf=none -rap --junitxml=build/tests/$(1)-again.xml
+endef
+
 test: $(INSTALLED)
-	$(PYTEST) -n 2 -m "not slow and not extended" --dist worksteal --durations-min=2 --junitxml=build/tests/fast.xml
+	$(call tests,fast,not slow and not extended,-n 2 --dist worksteal --durations-min=2)
 
 test-gate: $(INSTALLED)
-	$(PYTEST) -n 3 -m "slow and not extended" --dist loadfile --junitxml=build/tests/gate.xml
+	$(call tests,gate,slow and not extended,-n 3 --dist loadfile)
 
 test-all: test test-gate
 	$(PYTEST) -n 3 -m extended --dist loadfile -o timeout=3600 --junitxml=build/tests/extended.xml

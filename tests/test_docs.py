@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,62 @@ def test_make_targets_run_what_the_pages_say(target):
         "bench-gpu": "-m tests.gpu build/gpu.json",
     }
     assert expected[target] in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tests", "status", "again"),
+    [
+        (("busy", "fine"), 0, {("PASSED", "busy")}),
+        (("busy", "defect"), 2, {("PASSED", "busy"), ("FAILED", "defect")}),
+        (("busy", "crash"), 2, set()),
+    ],
+)
+def test_the_gate_runs_failed_tests_once_more(
+    tests: tuple[str, ...], status: int, again: set[tuple[str, str]], tmp_path: Path
+) -> None:
+    done = gate(tmp_path, tests)
+    assert done.returncode == status, done.stdout + done.stderr
+    second = done.stdout.partition("once more")[2]
+    assert set(re.findall(r"^(PASSED|FAILED) .*::test_(\w+)", second, re.M)) == again
+    # The crash ends the second run before its summary.
+    assert "crash" in tests or re.match(r"=+ .*\b1 passed.* in [\d.]+s", second.strip().splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_the_gate_runs_nothing_again_unless_tests_failed(tmp_path: Path) -> None:
+    assert "once more" not in gate(tmp_path, ("fine",)).stdout
+    (tmp_path / "conftest.py").write_text("import missing_module\n")
+    crashed = gate(tmp_path, ("fine",))
+    assert crashed.returncode == 2
+    assert "once more" not in crashed.stdout
+
+
+def gate(folder: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """`make test-gate` on a folder with some of these tests and one that passes."""
+    if not shutil.which("make"):
+        pytest.skip("make is not installed")
+    bodies = {
+        "busy": "assert second('busy')",
+        "defect": "assert False",
+        "crash": "os._exit(7)",
+        "fine": "pass",
+    }
+    (folder / "test_it.py").write_text(
+        "import os, pytest\nfrom pathlib import Path\npytestmark = pytest.mark.slow\n"
+        "def second(name):\n    was = Path(name).exists()\n    Path(name).touch()\n    return was\n"
+        "def test_beside(): pass\n" + "".join(f"def test_{name}(): {bodies[name]}\n" for name in tests)
+    )
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n slow:\n extended:\n")
+    command = [
+        "make",
+        "-f",
+        ROOT / "Makefile",
+        "-o",
+        ".venv/.installed",
+        f"PYTEST={sys.executable} -m pytest",
+    ]
+    return subprocess.run([*command, "test-gate"], cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_paths_named_in_the_pages_exist():

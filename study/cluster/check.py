@@ -12,7 +12,7 @@ from rich.text import Text
 from analysis.numbers import duration
 from study.cluster.cluster_file import TYPES, ClusterFile, Finding, need, read
 from study.cluster.prices import Option, Pool, StudyPrice, hour, pools, price_study, prices
-from study.cluster.rules import check_any, check_aws, check_local, check_schema
+from study.cluster.rules import check_any, check_aws, check_local, check_schema, refuse_legacy
 from study.errors import SpecError
 from study.spec.study import load_spec
 
@@ -58,6 +58,7 @@ def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> 
     if spec is not None and "=" in spec and not Path(spec).is_file():
         raise SpecError(f"`{spec}` overrides a key of a spec, and none is given; write the spec before it.")
     file = read(name)
+    refuse_legacy(file)
     if file.provider not in PROVIDERS:
         raise SpecError(
             f"{name} has `provider.type: {file.provider}`; this command supports {' and '.join(PROVIDERS)}."

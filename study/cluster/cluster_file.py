@@ -3,6 +3,7 @@
 Whoever has the token can run programs on every machine, so it is never printed.
 """
 
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -126,9 +127,11 @@ class ClusterFile:
 
 
 def read(name: str) -> ClusterFile:
-    """Read a cluster file; SpecError, with the line, if there is none or it is not a YAML mapping."""
+    """Read a cluster file; SpecError, with the line, if there is none, it is another tool's, or not a YAML mapping."""
     try:
         text = Path(name).read_text(encoding="utf-8")
+        if other := _kind_of_text(text):
+            raise SpecError(f"{name} is {other}.")
         document = load_yaml(text, yaml.SafeLoader)
         # The first entry of a path wins: the file's own keys come before those merged in by `<<`.
         lines = dict(reversed(list(_lines(yaml.compose(text, Loader=yaml.SafeLoader), ()))))
@@ -143,7 +146,48 @@ def read(name: str) -> ClusterFile:
     if not isinstance(document, dict):
         found = "empty" if document is None else f"a {type(document).__name__}"
         raise SpecError(f"{name} is {found}; a cluster file is a mapping with `cluster_name` and `provider`.")
+    if other := _kind_of_mapping(document):
+        raise SpecError(f"{name} is {other}.")
     return ClusterFile(name, document, lines)
+
+
+def _kind_of_text(text: str) -> str | None:
+    """Return what a file is if it is a manifest of Kubernetes or a script of Slurm, with what to do; else None.
+
+    A manifest may be several documents of YAML, or a template that is none.
+    """
+    if re.search(r"""(?m)^(\{\s*)?["']?apiVersion["']?\s*:""", text):
+        kinds = re.findall(r"""(?m)^(?:kind|\s*"kind")\s*:\s*["']?(\w+)""", text)
+        found = f" ({', '.join(dict.fromkeys(kinds))})" if kinds else ""
+        return (
+            f"a Kubernetes manifest{found}, and this command reads cluster files of `ray up`. On Kubernetes a study "
+            "runs by KubeRay: edit cluster/kuberay/rayjob.yaml as cluster/README.md describes, then "
+            "`kubectl apply -f cluster/kuberay/rayjob.yaml`"
+        )
+    if re.search(r"(?m)^#SBATCH\b", text):
+        return (
+            "a script of Slurm, which needs no cluster file: `sbatch cluster/slurm.sbatch SPEC` runs a study"
+        )
+    return None
+
+
+def _kind_of_mapping(document: dict[str, Any]) -> str | None:
+    """Return what a file is if its keys are those of another tool, with what to do; else None."""
+    if "provider" in document or "cluster_name" in document:
+        return None
+    if isinstance(document.get("services"), dict):
+        return (
+            "a file of Docker Compose, which starts containers of one machine; a study needs none: "
+            "`interplay run SPEC` uses all of this machine, and cluster/onprem.yaml is for several"
+        )
+    if "resources" in document and ("run" in document or "setup" in document):
+        return (
+            "a task of SkyPilot, and this command reads cluster files of `ray up`; edit cluster/skypilot.yaml, then "
+            "`sky jobs launch cluster/skypilot.yaml --env SPEC=SPEC`"
+        )
+    if "frontier" in document:
+        return "a study and no cluster file; `interplay cluster check cluster/aws.yaml SPEC` checks both"
+    return None
 
 
 def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:

@@ -55,9 +55,37 @@ REQUIRED = {
     "SecurityGroupIds": "Ray would make a group that opens port 22 to everyone; give your own",
 }
 
+#: Keys of the form before Ray 1.0, and what replaces each.
+LEGACY = {
+    "head_node": "`node_config` of the type that `head_node_type` names",
+    "worker_nodes": f"`node_config` of another type in `{TYPES}`",
+    "initial_workers": "`min_workers` of each type",
+    "autoscaling_mode": "`upscaling_speed`",
+    "target_utilization_fraction": "`upscaling_speed` and `idle_timeout_minutes`",
+    "worker_default_node_type": f"`{TYPES}`, from which Ray takes the cheapest that fits",
+}
+
 SECRET = re.compile(
     r"AKIA[0-9A-Z]{16}|aws_(secret_)?access_key|(PASSWORD|AUTH_TOKEN|ACCESS_KEY)=[^\s$]", re.IGNORECASE
 )
+
+
+def refuse_legacy(file: ClusterFile) -> None:
+    """Raise a SpecError if a file has the form before Ray 1.0, whose other findings would mislead."""
+    old = [key for key in LEGACY if key in file.document]
+    if not old:
+        return
+    line = min(file.lines[(key,)] for key in old)
+    if file.provider == "local":
+        fix = "Remove them: Ray makes the node types of your own machines from `head_ip` and `worker_ips` of `provider`"
+    elif TYPES in file.document:
+        fix = "Remove them. " + "; ".join(f"`{key}` is now {LEGACY[key]}" for key in old)
+    else:
+        fix = (
+            f"Write `{TYPES}: {{head: {{node_config: {{…}}, max_workers: 0}}, worker: {{node_config: {{…}}, "
+            "min_workers: …, max_workers: …}}` and `head_node_type: head`, as cluster/aws.yaml does: "
+        ) + "; ".join(f"`{key}` is now {LEGACY[key]}" for key in old)
+    raise SpecError(f"{file.name}, line {line}: {', '.join(old)} are of the form before Ray 1.0. {fix}.")
 
 
 def check_schema(file: ClusterFile) -> None:
@@ -72,6 +100,9 @@ def check_schema(file: ClusterFile) -> None:
 
     document = copy.deepcopy(file.document)
     schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
+    if file.provider == "local":
+        # Ray moves it to the node type that it makes of these machines, before it validates.
+        schema["properties"]["min_workers"] = {"type": "integer", "minimum": 0}
     mistakes = list(jsonschema.Draft7Validator(schema).iter_errors(document))
     for error in mistakes:
         path = tuple(error.absolute_path)
@@ -80,6 +111,9 @@ def check_schema(file: ClusterFile) -> None:
             continue
         known = error.schema.get("properties", {})
         for key in (key for key in error.instance if key not in known):
+            if path == () and key == "min_workers":
+                file.error((key,), f"`min_workers` belongs to each type of `{TYPES}`; move it there")
+                continue
             file.error((*path, key), f"`{key}` is not a key here{did_you_mean(key, known) or '; remove it'}")
     if mistakes:
         return
@@ -125,10 +159,38 @@ def check_any(file: ClusterFile) -> None:
 def check_local(file: ClusterFile) -> None:
     """Apply the rules for existing machines, reached by SSH."""
     check_metadata(file, LOCAL_METADATA)
+    if "coordinator_address" not in file.mapping("provider"):
+        _check_addresses(file)
     key = file.get("auth", "ssh_private_key")
     if isinstance(key, str) and not Path(key).expanduser().is_file():
         message = f"there is no {key} here; give the path of your private SSH key"
         file.error(("auth", "ssh_private_key"), message)
+
+
+def _check_addresses(file: ClusterFile) -> None:
+    """Check the addresses of the machines, and the counts of workers against them."""
+    head, workers = file.get("provider", "head_ip"), file.sequence("provider", "worker_ips")
+    for index, worker in enumerate(workers):
+        if worker == head or worker in workers[:index]:
+            which = "the head's" if worker == head else "there twice"
+            message = f"{worker} is {which}, and `ray up` ends by an AssertionError; remove it here"
+            file.error(("provider", "worker_ips", index), message)
+    counts = {key: file.get(key) for key in ("min_workers", "max_workers")}
+    for key, count in counts.items():
+        if isinstance(count, int) and count > len(workers):
+            message = f"`{key}` is {count}, and `worker_ips` has {len(workers)}; Ray takes {len(workers)}"
+            file.add(file.warnings, (key,), message)
+    most, least = counts["max_workers"], counts["min_workers"]
+    if isinstance(most, int) and most < len(workers):
+        if least is None or (isinstance(least, int) and least > most):
+            file.error(
+                ("max_workers",),
+                f"`max_workers` is {most}, and Ray would start "
+                f"{len(workers) if least is None else min(least, len(workers))}; write `min_workers: {most}` too",
+            )
+        else:
+            message = f"{len(workers) - most} of the {len(workers)} machines in `worker_ips` will not be used"
+            file.add(file.warnings, ("max_workers",), message)
 
 
 def check_aws(file: ClusterFile) -> None:

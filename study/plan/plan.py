@@ -228,6 +228,7 @@ def make_plan(
             *(miss.reason for miss in missed),
             *refused,
             *([repeats] if repeats else []),
+            *spec.data.notes(base),
             *_notes(planner, cells),
         ),
         planner=planner,

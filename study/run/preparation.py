@@ -37,6 +37,8 @@ WORTH_SECONDS = 30.0
 def packed(data: DataSpec, context: int, root: str | Path, key: str, console: Console) -> int:
     """Pack the data of a study below `root`, a folder or URI, unless it is there under its `data_key` already.
 
+    What of the data was replaced or left out is printed when it is packed.
+
     Returns:
         The different training sequences (windows) of the packed data.
 
@@ -51,6 +53,8 @@ def packed(data: DataSpec, context: int, root: str | Path, key: str, console: Co
             with shown(console) as show:
                 store = open_store(data, context=context, root=root, key=key, on_progress=show)
             windows = window_count(len(store.train), context, store.row)
+            for note in store.manifest.get("notes", ()):
+                console.print(Text(note, style="yellow"), soft_wrap=True)
         return windows
     except ConnectionError as error:
         raise SpecError(str(error)) from error

@@ -363,6 +363,139 @@ def test_a_file_for_machines_by_ssh(laptop, old, new, path, fix):
         assert fix in " ".join(found.message for found in errors if found.path == path)
 
 
+def onprem(laptop, more="", workers="10.0.0.2, 10.0.0.3"):
+    """The findings about the file for machines by SSH with its edits and further lines."""
+    text = (ROOT / "cluster/onprem.yaml").read_text().replace("[CHANGE-ME]", f"[{workers}]")
+    (laptop / "key").write_text("")
+    text = text.replace("CHANGE-ME", "10.0.0.1").replace("~/.ssh/id_ed25519", str(laptop / "key"))
+    (laptop / "onprem.yaml").write_text(text + more)
+    return check(str(laptop / "onprem.yaml")).file
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "min_workers: 2",
+        "min_workers: 0\nmax_workers: 2\nupscaling_speed: 2.0",
+        "min_workers: 1\nidle_timeout_minutes: 5\ndocker: {}",
+    ],
+)
+def test_rays_own_keys_for_own_machines_are_accepted(laptop, keys):
+    file = onprem(laptop, keys + "\n")
+    assert (file.errors, file.warnings) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("keys", "errors", "warnings"),
+    [
+        ("min_workers: 3", [], ["min_workers"]),
+        ("min_workers: 1\nmax_workers: 5", [], ["max_workers"]),
+        ("min_workers: 1\nmax_workers: 1", [], ["max_workers"]),
+        ("max_workers: 1", ["max_workers"], []),
+        ("min_workers: 2\nmax_workers: 1", ["max_workers"], []),
+        ("min_workers: -1", ["min_workers"], []),
+        ("min_workers: two", ["min_workers"], []),
+        ("min_worker: 2", ["min_worker"], []),
+    ],
+)
+def test_counts_of_own_machines_follow_rays_rules(laptop, keys, errors, warnings):
+    file = onprem(laptop, keys + "\n")
+    # What Ray itself refuses has no place.
+    assert [found.path for found in file.errors if found.path] == errors
+    assert [found.path for found in file.warnings] == warnings
+
+
+@pytest.mark.parametrize(
+    ("workers", "index"), [("10.0.0.2, 10.0.0.1", 1), ("10.0.0.1", 0), ("10.0.0.2, 10.0.0.3, 10.0.0.2", 2)]
+)
+def test_an_address_of_own_machines_occurs_once(laptop, workers, index):
+    (error,) = onprem(laptop, workers=workers).errors
+    # By the anchor of `metadata`, whose line it has.
+    assert error.path == f"provider.worker_ips[{index}]"
+
+
+@pytest.mark.parametrize(("keys", "errors"), [("max_workers: 4", 0), ("min_workers: 1", 1)])
+def test_a_coordinator_needs_the_number_of_workers(laptop, keys, errors):
+    path = laptop / "onprem.yaml"
+    onprem(laptop)
+    lines = path.read_text().replace("  head_ip: *head\n", "  coordinator_address: 10.0.0.9:8899\n")
+    path.write_text(lines.replace("  worker_ips: *workers\n", "") + keys + "\n")
+    found = check(str(path)).file.errors
+    assert ["max_workers" in error.message for error in found] == [True] * errors
+
+
+def test_a_count_of_workers_belongs_to_their_type(laptop):
+    (error,) = check_changed(
+        laptop, "idle_timeout_minutes:", "min_workers: 2\nidle_timeout_minutes:"
+    ).file.errors
+    assert error.path == "min_workers"
+    assert "available_node_types" in error.message
+    assert "did you mean" not in error.message
+
+
+LEGACY = {
+    "aws": (
+        "cluster_name: old\nmin_workers: 1\ninitial_workers: 1\nprovider: {type: aws, region: eu-west-1}\n"
+        "head_node: {InstanceType: m5.large}\nworker_nodes: {InstanceType: g5.xlarge}\n",
+        ["line 3", "head_node", "worker_nodes", "initial_workers", "available_node_types", "head_node_type"],
+    ),
+    "a few keys": (
+        "cluster_name: old\nautoscaling_mode: aggressive\nprovider: {type: aws, region: us-west-2}\n"
+        "target_utilization_fraction: 0.8\nhead_node: {}\n",
+        ["line 2", "upscaling_speed", "idle_timeout_minutes", "available_node_types"],
+    ),
+    "own machines": (
+        "cluster_name: old\nprovider: {type: local, head_ip: a, worker_ips: [b]}\nhead_node: {}\nworker_nodes: {}\n",
+        ["line 3", "head_ip", "worker_ips"],
+    ),
+    "another cloud": ("cluster_name: a\nprovider: {type: gcp}\nhead_node: {}\n", ["line 3", "head_node"]),
+    "the new form with an old key": (
+        "cluster_name: a\nprovider: {type: aws, region: us-west-2}\navailable_node_types: {}\n"
+        "target_utilization_fraction: 0.5\n",
+        ["line 4", "Remove", "idle_timeout_minutes"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LEGACY)
+def test_the_form_before_ray_1_is_one_finding_with_what_replaces_it(tmp_path, case):
+    text, words = LEGACY[case]
+    (tmp_path / "file.yaml").write_text(text)
+    with pytest.raises(SpecError, match=r"before Ray 1\.0") as error:
+        check(str(tmp_path / "file.yaml"))
+    assert not [word for word in words if word not in str(error.value)]
+
+
+OTHERS = {
+    "RayCluster": ("apiVersion: ray.io/v1\nkind: RayCluster\nspec: {}\n", "Kubernetes manifest (RayCluster)"),
+    "documents": (
+        "---\napiVersion: v1\nkind: ConfigMap\ndata: {kind: x}\n---\nkind: RayJob\napiVersion: ray.io/v1\n",
+        "Kubernetes manifest (ConfigMap, RayJob)",
+    ),
+    "JSON": ('{\n  "apiVersion": "apps/v1",\n  "kind": "Deployment"\n}', "Kubernetes manifest (Deployment)"),
+    "template": ("apiVersion: ray.io/v1\nkind: RayService\nmetadata: {{ .Values.a }}\n", "(RayService)"),
+    "ours": (
+        (ROOT / "cluster/kuberay/rayjob.yaml").read_text(),
+        "kubectl apply -f cluster/kuberay/rayjob.yaml",
+    ),
+    "SkyPilot": ((ROOT / "cluster/skypilot.yaml").read_text(), "sky jobs launch cluster/skypilot.yaml"),
+    "small SkyPilot": ("resources: {cloud: aws}\nrun: echo\n", "sky jobs launch"),
+    "Compose": ("services:\n  web: {image: nginx}\n", "Docker Compose"),
+    "old Compose": ("version: '3'\nservices: {db: {image: postgres}}\nvolumes: {}\n", "Docker Compose"),
+    "Slurm": ((ROOT / "cluster/slurm.sbatch").read_text(), "sbatch cluster/slurm.sbatch"),
+    "study": ((ROOT / "tests/study/small.yaml").read_text(), "a study"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_file_of_another_tool_is_named_with_what_to_use(tmp_path, case):
+    text, words = OTHERS[case]
+    (tmp_path / "file.yaml").write_text(text)
+    with pytest.raises(SpecError) as error:
+        check(str(tmp_path / "file.yaml"))
+    assert words in str(error.value)
+
+
 def test_library_defect_ray_checks_a_cluster_file_only_by_private_functions():
     """`ray up` has no dry run and the SDK no check (ray 2.60), so `check` calls what `ray up` calls."""
     from ray.autoscaler import sdk

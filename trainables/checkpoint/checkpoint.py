@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 import zlib
@@ -46,6 +47,8 @@ CLASSES = frozenset(
 )
 #: Version of the format.
 FORMAT = 4
+#: Names of files that a marker may list: no part of them leads to another folder.
+_FILE_NAME = re.compile(r"\w[\w.-]*")
 #: Errors of a load that another attempt may not meet: file server, network, device, memory.
 _MAY_PASS = (OSError, MemoryError, dist.DistError, torch.AcceleratorError, torch.OutOfMemoryError)
 
@@ -219,6 +222,11 @@ class Saved:
         own = [] if any(part.problem for part in written) else list(written[dist.get_rank()].files)
         self.thread = threading.Thread(target=self._publish, args=(own,), daemon=True)
         self.thread.start()
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether this rank has copied its files, or failed to; `finish` then waits for other ranks only."""
+        return not self.thread.is_alive()
 
     def finish(self) -> str | None:
         """Wait for all ranks and write the marker; return None, or why there is no checkpoint.
@@ -402,6 +410,8 @@ def _read_marker(storage: Folder, tag: str, cell: str) -> Marker | str:
             if body.pop("checksum", None) != digest(body):
                 raise ValueError("another checksum")
             marker = Marker.model_validate(body)
+            if not marker.files or not all(map(_FILE_NAME.fullmatch, marker.files)):
+                raise ValueError("files that no save writes")
             return marker if marker.state.cell == cell else f"it belongs to cell {marker.state.cell}"
     except (ValueError, TypeError, LookupError):
         # A power cut can leave an empty file.
@@ -444,10 +454,18 @@ def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
         _refuse_code(storage, tag, path)
         return None
 
+    def unlisted() -> str | None:
+        # DeepSpeed opens files by its own names, so that one that nobody verified would be loaded. Names with a dot
+        # first are the file system's own.
+        found = {path.name for path in (storage.local / tag).iterdir() if not path.name.startswith(".")}
+        names = sorted(found - marker.files.keys() - {MARKER})
+        return f"its {MARKER} does not list {names[0]}" if names else None
+
     names = sorted(marker.files)
     if not storage.is_remote:
         # Each rank verifies a share.
-        return next(filter(None, map(wrong, names[dist.get_rank() :: dist.get_world_size()])), None)
+        share = names[dist.get_rank() :: dist.get_world_size()]
+        return unlisted() or next(filter(None, map(wrong, share)), None)
     with FileLock(storage.lock):
         missing = [name for name in names if wrong(name)]
         try:
@@ -462,7 +480,7 @@ def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
                 f"The checkpoint {tag} in {storage.name} has {size / 1e9:.3g} GB, and the disk of {storage.local} "
                 "is too full to fetch it. Free that much there, or set TMPDIR to a folder with enough space."
             ) from error
-        return next(filter(None, map(wrong, missing)), None)
+        return next(filter(None, map(wrong, missing)), None) or unlisted()
 
 
 def _refuse_code(storage: Folder, tag: str, path: Path) -> None:
@@ -489,8 +507,8 @@ def _convert(storage: Folder, tag: str, marker: Marker) -> None:
         return
     try:
         with FileLock(storage.lock) if storage.is_remote else contextlib.nullcontext():
-            # Of a remote checkpoint each machine converts its copy once.
-            if not (folder / "done").is_file():
+            # Of a remote checkpoint each machine converts its copy once. In a shared folder `done` can be anyone's.
+            if not (storage.is_remote and (folder / "done").is_file()):
                 universal.convert(storage.local / tag, folder / tag, marker.layout)
                 if storage.is_remote:
                     (folder / "done").touch()

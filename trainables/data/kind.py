@@ -94,6 +94,10 @@ class DataKind(BaseModel):
             InputError: the context does not fit.
         """
 
+    def notes(self, base: Path) -> list[str]:
+        """Return what of the data will not be trained on, in sentences. Relative paths start from `base`."""
+        return []
+
     def score(self, context: int) -> "Score | None":
         """Return the counter of correct targets; None if only the loss is measured."""
         return None

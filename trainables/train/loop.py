@@ -281,7 +281,12 @@ class _Training:
                 )
                 stride = next_stride(stride, state.step - first_step, seconds)
                 broken = not self.is_finite or self.engine.skipped_steps > 0
-                broken, ends, due, stride = self._values_of_rank_0(broken, self.interrupted(), is_due, stride)
+                is_copied = self.saved is not None and self.saved.is_copied
+                values = broken, self.interrupted(), is_due, stride
+                (broken, ends, due, stride), all_copied = self._agree(values, is_copied)
+                if all_copied:
+                    # The checkpoint becomes valid now: the next one may come long after this machine is lost.
+                    self._finish_save()
                 if broken:
                     reason = self._close_window()
                 elif self.storage is not None and (ends or due):
@@ -377,12 +382,12 @@ class _Training:
             dist.all_reduce(value)
         return value
 
-    def _values_of_rank_0(self, *values: int) -> list[int]:
-        """Return rank 0's decisions and numbers on all ranks, because clocks differ."""
-        broadcast = torch.tensor(values, dtype=torch.int64, device=self.device)
-        if self.layout.ranks > 1:
-            dist.broadcast(broadcast, src=0)
-        return [int(value) for value in broadcast.tolist()]
+    def _agree(self, values: Sequence[int], ready: bool) -> tuple[list[int], bool]:
+        """Return rank 0's decisions and numbers, because clocks differ, and whether all ranks are ready."""
+        own = values if self.rank == 0 else [0] * len(values)
+        total = self._sum(torch.tensor([*own, ready], dtype=torch.int64, device=self.device))
+        *agreed, count = (int(value) for value in total.tolist())
+        return agreed, count == self.layout.ranks
 
     def _evaluate(self) -> None:
         """Evaluate loss and measures over the whole validation set; the groups share it and each target counts once."""
@@ -433,7 +438,7 @@ class _Training:
             self._finish_save()
 
     def _finish_save(self) -> None:
-        """Wait for the copy of the last checkpoint to the object store."""
+        """Complete the last checkpoint, after its copy to the object store."""
         if self.saved is None:
             return
         problem = self.saved.finish()

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -39,6 +40,20 @@ def test_data_is_packed_once(tmp_path, monkeypatch, data):
         assert (tmp_path / key / "manifest.json").is_file()
         # Packed is packed: the second time nothing is opened.
         monkeypatch.setattr(preparation, "open_store", lambda *_, **__: pytest.fail("packed again"))
+
+
+def test_a_plan_names_what_is_not_read_and_a_run_also_what_was_empty(tmp_path):
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    rows = [*({"text": f"{prose()} {row}"} for row in range(3)), {"text": ""}]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "small.yaml").write_text(Path("tests/study/small.yaml").read_text())
+    plan = make_plan(load_spec(str(tmp_path / "small.yaml"), [f"data={{kind: files, path: {folder}}}"]))
+    (note,) = (note for note in plan.notes if "README.md" in note)
+    data, out = FilesData(path=str(folder)), io.StringIO()
+    packed(data, CONTEXT, tmp_path, data_key(data, CONTEXT), Console(file=out, width=40))
+    assert out.getvalue().splitlines() == [note, f"1 rows of {folder} are empty and were left out"]
 
 
 def test_a_storage_out_of_reach_is_an_error_of_the_study(monkeypatch):

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from importlib.metadata import version
@@ -21,8 +22,8 @@ from trainables.data.kind import digest
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.ranks.process_group import leave
-from trainables.storage.storage import discard
+from trainables.ranks.process_group import join, leave
+from trainables.storage.storage import discard, open_storage
 from trainables.train.loop import train
 
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=800, validation_sequences=20)
@@ -397,6 +398,112 @@ def test_a_checkpoint_that_would_run_code_is_refused_and_runs_none(root, tmp_pat
     # The file is as dangerous as it looks.
     torch.load(file, weights_only=False)
     assert (tmp_path / "ran").exists()
+
+
+def plant(tag, command):
+    """Put a command into the model file of a checkpoint, and return the file."""
+    file = next(tag.glob("*.pt"))
+    torch.save({**torch.load(file, weights_only=True), "more": Intruder(command)}, file)
+    return file
+
+
+def record(path):
+    return {"bytes": path.stat().st_size, "crc32": zlib.crc32(path.read_bytes())}
+
+
+def list_nothing(tag, command):
+    plant(tag, command)
+    write_marker(tag, files={})
+
+
+def add_an_unlisted_file(tag, command):
+    file = plant(tag, command)
+    file.rename(tag / "mp_rank_01_model_states.pt")
+    shutil.copyfile(next(tag.parent.glob(f"step-*{STOPPED - 1}-*/{file.name}")), file)
+    write_marker(tag, files={file.name: record(file)})
+
+
+def add_an_unlisted_folder(tag, command):
+    (tag / "zero").mkdir()
+    torch.save(Intruder(command), tag / "zero" / "optimizer_state.pt")
+
+
+def list_an_absolute_path(tag, command):
+    file = plant(tag, command)
+    write_marker(tag, files={str(file): record(file)})
+
+
+def list_a_path_upwards(tag, command):
+    file = plant(tag, command)
+    write_marker(tag, files={f"../{tag.name}/{file.name}": record(file)})
+
+
+def list_the_folder_itself(tag, command):
+    plant(tag, command)
+    write_marker(tag, files={".": {"bytes": tag.stat().st_size, "crc32": 0}})
+
+
+@pytest.mark.parametrize("where", ["folder", "object store"])
+@pytest.mark.parametrize(
+    ("forge", "why"),
+    [
+        (list_nothing, "complete.json is damaged"),
+        (add_an_unlisted_file, "does not list mp_rank_01_model_states.pt"),
+        (add_an_unlisted_folder, "does not list zero"),
+        (list_an_absolute_path, "complete.json is damaged"),
+        (list_a_path_upwards, "complete.json is damaged"),
+        (list_the_folder_itself, "complete.json is damaged"),
+    ],
+)
+def test_only_files_that_the_marker_lists_are_fetched_and_loaded(
+    one_rank, tmp_path, monkeypatch, stopped, forge, why, where
+):
+    """Checksums are right: who may write to the storage can write them too. The checkpoint before is found."""
+    older, newest = stopped
+    forge(newest, f"touch {tmp_path}/ran")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "machine"))
+    (tmp_path / "machine").mkdir()
+    storage = open_storage(tmp_path / "c" if where == "folder" else f"local://{tmp_path}/c")
+    before, notes, damaged = contents(tmp_path / "c"), [], set()
+    found = checkpoint.find(storage, cell().key, Layout(), notes, damaged)
+    # A further object is not fetched from a store, so it does no harm there.
+    is_harmless = where == "object store" and why.startswith("does not list")
+    assert found.tag == (newest if is_harmless else older).name
+    if not is_harmless:
+        assert damaged == {newest.name}
+        assert why in notes[0]
+        assert len(notes) == 1
+    assert contents(tmp_path / "c") == before
+    fetched = {path.name for path in (storage.local / found.tag).iterdir()} - {MARKER}
+    assert fetched == set(found.marker.files)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of this process."""
+    join()
+    yield
+    leave()
+
+
+@pytest.mark.parametrize("where", ["folder", "object store"])
+def test_a_cell_with_a_forged_checkpoint_goes_on_from_the_one_before(root, tmp_path, stopped, where):
+    list_nothing(stopped[1], f"touch {tmp_path}/ran")
+    uri = tmp_path / "c" if where == "folder" else f"local://{tmp_path}/c"
+    resumed = run(None, cell(), root, Layout(), uri)
+    assert resumed.resumed_from == STOPPED - 1
+    assert numbers(resumed) == numbers(uninterrupted(None, cell(), root, Layout()))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_conversion_that_lies_in_a_shared_folder_is_made_anew(root, tmp_path, stopped):
+    folder = tmp_path / "c" / f"universal-{stopped[1].name}"
+    (folder / stopped[1].name).mkdir(parents=True)
+    (folder / "done").touch()
+    torch.save(Intruder(f"touch {tmp_path}/ran"), folder / stopped[1].name / "mp_rank_00_model_states.pt")
+    assert run(None, cell(), root, Layout(zero=1), tmp_path / "c").resumed_from == STOPPED
+    assert not (tmp_path / "ran").exists()
 
 
 def contents(folder):

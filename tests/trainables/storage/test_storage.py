@@ -3,6 +3,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -22,9 +23,11 @@ from trainables.checkpoint import checkpoint
 from trainables.checkpoint.checkpoint import MARKER
 from trainables.errors import InputError
 from trainables.layout import Layout
+from trainables.ranks.process_group import join, leave
 from trainables.storage import storage
 from trainables.storage.storage import Bucket, Folder, discard, open_storage, shown, under
 from trainables.train import loop
+from trainables.train.loop import train
 
 SECRET = "Zm9yLXRlc3Rz"
 #: Few steps, because each of them saves.
@@ -202,6 +205,126 @@ def test_training_goes_on_while_a_checkpoint_is_copied_to_the_store(root, monkey
     tags = [name for name in published if name != "batch"]
     assert [int(tag.split("-")[1]) for tag in tags] == list(range(1, FEW))
     assert sorted(open_storage(uri).tags()) == tags[-checkpoint.KEEP :]
+
+
+#: Of the cell in the next tests: the only step that saves, and the steps at which the copy of each rank ends.
+SAVED, COPIED = 2, (4, 6)
+
+
+class LostError(Exception):
+    """The machine is taken away."""
+
+
+def train_with_a_slow_store(one, root, layout, uri, at_risk, lost_at, rank_info=None, rendezvous=None):
+    """Train with one save, whose copy ends at a later step; return the step at which the marker was written."""
+    steps, written, next_batch = threading.Condition(), [], loop._Training._batch
+    publish, write = Bucket.publish, Bucket.write
+    rank = rank_info.rank if rank_info else 0
+    training = None
+
+    def batch(self):
+        nonlocal training
+        with steps:
+            training = self
+            steps.notify_all()
+        if self.state.step == COPIED[rank]:
+            # The thread that copies ends in this step.
+            self.saved.thread.join(20)
+        if self.state.step == lost_at:
+            raise LostError
+        return next_batch(self)
+
+    def slowly(self, tag, names):
+        with steps:
+            assert steps.wait_for(lambda: training.state.step >= COPIED[rank], 20)
+        publish(self, tag, names)
+
+    def note(self, tag, name, content):
+        write(self, tag, name, content)
+        if name == MARKER:
+            written.append(training.state.step)
+
+    risks = iter([False, True])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop._Training, "_batch", batch)
+        patch.setattr(Bucket, "publish", slowly)
+        patch.setattr(Bucket, "write", note)
+        patch.setattr(loop, "next_stride", lambda *_: 1)
+        # Only the second check finds a checkpoint due.
+        patch.setattr(loop, "CHECKPOINT_EVERY", 0.0)
+        try:
+            train(
+                one, data_root=root, layout=layout, checkpoints=uri, checkpoint_every=1000,
+                at_risk=lambda: next(risks, False) if at_risk else False,
+                rank_info=rank_info, rendezvous=rendezvous,
+            )  # fmt: skip
+        except LostError:
+            pass
+        finally:
+            leave()
+    return written
+
+
+@pytest.mark.parametrize(("layout", "copied"), [(Layout(), COPIED[0]), (Layout(data_parallel=2), COPIED[1])])
+def test_a_checkpoint_is_valid_once_all_ranks_have_copied_their_files(
+    ranks, root, tmp_path, monkeypatch, layout, copied
+):
+    """At the next check, long before another checkpoint; a loss then costs no more than one interval."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    one, uri, lost_at = cell(), f"local://{tmp_path}/bucket", copied + 2
+    arguments = train_with_a_slow_store, one, root, layout, uri, True, lost_at
+    written = arguments[0](*arguments[1:]) if layout.ranks == 1 else ranks.gang(2, *arguments)[0]
+    assert written == [copied + 1]
+    store = open_storage(uri)
+    assert [int(tag.split("-")[1]) for tag in store.tags()] == [SAVED]
+    assert store.read(store.tags()[0], MARKER)
+    resumed = run(ranks, one, root, layout, uri)
+    assert (resumed.resumed_from, resumed.notes) == (SAVED, ())
+    assert numbers(resumed) == numbers(uninterrupted(ranks, one, root, layout))
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_from_the_checkpoint_copied_last(root, tmp_path):
+    """The first checkpoint is valid long before the second one is due."""
+    (tmp_path / "cell.json").write_text(cell(steps=100_000).model_dump_json())
+    bucket = tmp_path / "bucket"
+    command = [
+        sys.executable, "-m", "trainables", tmp_path / "cell.json", "--data", root,
+        "--checkpoints", f"local://{bucket}", "--checkpoint-every", "15",
+    ]  # fmt: skip
+    (tmp_path / "machine").mkdir()
+    with subprocess.Popen(
+        list(map(str, command)), env={**os.environ, "TMPDIR": str(tmp_path / "machine")},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            copied = wait_for(lambda: list(bucket.glob("step-*/*.pt")), process, 120)
+            began = time.monotonic()
+            wait_for(lambda: list(bucket.glob(f"step-*/{MARKER}")), process, 60)
+            # Of one checkpoint: the next one is due after 15 s.
+            assert time.monotonic() - began < 10
+            assert len(list(bucket.iterdir())) == 1
+            assert process.poll() is None
+        finally:
+            process.kill()
+    store, notes = open_storage(f"local://{bucket}"), []
+    join()
+    try:
+        found = checkpoint.find(store, cell(steps=100_000).key, Layout(), notes, set())
+    finally:
+        leave()
+    assert found.tag == copied[0].parent.name
+    assert not notes
+
+
+def wait_for(what, process, seconds):
+    """The first true value of a function, asked while a process runs."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        if value := what():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(process.stderr.read().decode() if process.poll() is not None else "nothing came")
 
 
 @pytest.mark.parametrize("lost", ["tags", "read"])

@@ -4,15 +4,24 @@ import codecs
 import importlib.util
 import io
 import json
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from trainables.data.kind import TextData, register
-from trainables.data.sources.files import COMPRESSIONS, ListedFile, files_sha256, list_files, unreadable
-from trainables.data.sources.source import Source, Stretch, check_field, rows_of_text
+from trainables.data.sources.files import (
+    COMPRESSIONS,
+    ListedFile,
+    files_sha256,
+    left_out,
+    list_files,
+    refuse_binary,
+    unreadable,
+)
+from trainables.data.sources.source import NO_FIELD, Counts, Source, Stretch, check_field, rows_of_text
 from trainables.errors import DataError
 
 #: Bytes of a file read at once.
@@ -21,7 +30,11 @@ READ = 1 << 20
 
 @register
 class FilesData(TextData):
-    """Local text, JSONL or Parquet; `path` is a file, a folder, a glob or a list of these."""
+    """Local text, JSONL or Parquet; `path` is a file, a folder, a glob or a list of these.
+
+    Links to folders are followed. Of a folder, hidden files, other endings and what describes a data set of the hub
+    (README.md, dataset_infos.json) are not read; a plan names them. Archives are refused.
+    """
 
     kind: Literal["files"] = "files"
     path: str | tuple[str, ...] = Field(
@@ -67,19 +80,27 @@ class FilesData(TextData):
         sizes = [f.path.stat().st_size for f in files]
         texts = sum(map(bool, sizes)) if all(f.format == "text" for f in files) else None
 
+        counts = Counts()
+
         def stretches() -> Iterator[Stretch]:
+            add = counts.reading()
             for file in files:
                 if file.path.stat().st_size:
-                    yield from _read(file, self.field)
+                    yield from _read(file, self.field, add)
 
-        return Source(str(self.path), stretches, sum(sizes), {"kind": self.kind, "files": listed}, texts)
+        record = {"kind": self.kind, "files": listed}
+        return Source(str(self.path), stretches, sum(sizes), record, texts, counts)
+
+    def notes(self, base: Path) -> list[str]:
+        """The files of folders that are left out."""
+        return left_out(self._paths, self.format, base)
 
     def describe(self) -> str:
         """File names only, because folders may name their owner."""
         return "files " + ", ".join(Path(path).name for path in self._paths)
 
 
-def _read(file: ListedFile, field: str) -> Iterator[Stretch]:
+def _read(file: ListedFile, field: str, add: Callable[[str, int], None]) -> Iterator[Stretch]:
     try:
         if file.format == "text":
             for text in _decoded(file.path):
@@ -87,7 +108,7 @@ def _read(file: ListedFile, field: str) -> Iterator[Stretch]:
             yield Stretch("", last=True)
         else:
             values = _json_values if file.format == "jsonl" else _parquet_values
-            yield from rows_of_text(values(file.path, field), field, str(file.path))
+            yield from rows_of_text(values(file.path, field), field, str(file.path), add)
     except DataError:
         raise
     except (OSError, ValueError, TypeError, EOFError, RuntimeError) as error:
@@ -115,6 +136,8 @@ def _decoded(path: Path) -> Iterator[str]:
     with fsspec.open(str(path.resolve()), "rb", compression="infer", expand=False) as stream:
         while True:
             piece = stream.read(READ)
+            if not done:
+                refuse_binary(path, piece)
             waiting = len(utf8.getstate()[0])
             try:
                 yield decoder.decode(piece, final=not piece)
@@ -132,26 +155,49 @@ def _decoded(path: Path) -> Iterator[str]:
 def _json_values(path: Path, field: str) -> Iterator[object]:
     """Yield a field of all rows of JSON Lines, or of a JSON list."""
     columns: set[str] = set()
-    for row in _json_rows(path):
+    for line, row in _json_rows(path):
         if not isinstance(row, dict):
-            raise ValueError(f"a row is of type {type(row).__name__} and not an object with fields")
+            raise _broken(path, line, f"it is of type {type(row).__name__} and not an object with fields")
         columns.update(row)
-        yield row.get(field)
+        yield row.get(field, NO_FIELD)
     check_field(field, columns, str(path))
 
 
-def _json_rows(path: Path) -> Iterator[Any]:
-    rest, is_list = "", None
+def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield each row with its line, of a list the line where the list begins; a DataError names a broken line."""
+    rest, is_list, line = "", None, 0
+
+    def row(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            why = f"{error.msg} at column {error.colno}"
+            raise _broken(path, line + error.lineno, why) from error
+
     for text in _decoded(path):
         rest += text
         if is_list is None and rest.strip():
             is_list = rest.lstrip()[0] == "["
         if not is_list:
             *lines, rest = rest.split("\n")
-            yield from (json.loads(line) for line in lines if line.strip())
+            for one in lines:
+                if one.strip():
+                    yield line + 1, row(one)
+                line += 1
     if rest.strip():
-        last = json.loads(rest)
-        yield from last if is_list else [last]
+        last = row(rest)
+        yield from ((line + 1, one) for one in (last if is_list else [last]))
+
+
+def _broken(path: Path, line: int, why: str) -> DataError:
+    """Return the error for a line that holds no row."""
+    show = (
+        "" if path.suffix.lower() in COMPRESSIONS else f" (sed -n {line}p {shlex.quote(str(path))} shows it)"
+    )
+    return DataError(
+        f"the file {path} cannot be read as jsonl: line {line} is no row: {why}; repair or remove that line{show}, or "
+        "set data.format to the file's format"
+    )
 
 
 def _parquet_values(path: Path, field: str) -> Iterator[object]:
@@ -160,4 +206,11 @@ def _parquet_values(path: Path, field: str) -> Iterator[object]:
     with pyarrow.parquet.ParquetFile(path) as file:
         check_field(field, file.schema_arrow.names, str(path))
         for batch in file.iter_batches(batch_size=256, columns=[field]):
-            yield from batch.column(0).to_pylist()
+            column = batch.column(0)
+            try:
+                values = column.to_pylist()
+            except UnicodeDecodeError:
+                # Not every writer checks its text. Surrogates are replaced like those of JSON; the rest is an error.
+                raw = column.view("binary" if column.type == "string" else "large_binary").to_pylist()
+                values = [None if one is None else one.decode(errors="surrogatepass") for one in raw]
+            yield from values

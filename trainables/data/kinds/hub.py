@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainables.data.kind import TextData, register
 from trainables.data.sources.files import files_below, files_sha256
-from trainables.data.sources.source import Source, Stretch, check_field, rows_of_text
+from trainables.data.sources.source import Counts, Source, Stretch, check_field, rows_of_text
 from trainables.errors import DataError
 from trainables.storage.storage import FULL
 
@@ -50,14 +50,15 @@ class HubData(TextData):
 
         The cache of `datasets` is used, so a data set can be downloaded in advance for machines without network.
         """
-        return Source(self.name, lambda: _rows(self, base), None, self.model_dump(mode="json"))
+        counts, record = Counts(), self.model_dump(mode="json")
+        return Source(self.name, lambda: _rows(self, base, counts), None, record, counts=counts)
 
     def describe(self) -> str:
         """Name, configuration, split and revision."""
         return " ".join(filter(None, (self.name, self.config, self.split, self.revision)))
 
 
-def _rows(data: HubData, base: Path) -> Iterator[Stretch]:
+def _rows(data: HubData, base: Path, counts: Counts) -> Iterator[Stretch]:
     local = (base / data.name).is_dir()
     where = f"the data set {data.name!r}" + (f" ({data.config})" if data.config else "")
     if not local:
@@ -76,7 +77,7 @@ def _rows(data: HubData, base: Path) -> Iterator[Stretch]:
             revision=None if local else data.revision,
             streaming=data.streaming,
         )
-        yield from rows_of_text(_values(rows, data.field, where), data.field, where)
+        yield from rows_of_text(_values(rows, data.field, where), data.field, where, counts.reading())
     except DataError:
         raise
     except ConnectionError as error:

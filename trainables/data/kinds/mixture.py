@@ -57,6 +57,10 @@ class MixtureData(TextData):
         """One source per part."""
         return [(share, data.source(base)) for share, data in self._shares]
 
+    def notes(self, base: Path) -> list[str]:
+        """Those of the parts."""
+        return [note for part in self.parts for note in part.data.notes(base)]
+
     def describe(self) -> str:
         """The parts with their shares."""
         return "a mixture: " + ", ".join(f"{share:.0%} {data.describe()}" for share, data in self._shares)

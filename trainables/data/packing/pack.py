@@ -180,6 +180,10 @@ def _pack_text(data: TextData, folder: Path, progress: Progress) -> dict[str, An
         "bytes_per_token": text_bytes / len(validation_ids),
         "end_of_text": encoder.end_of_text,
         "sources": records,
+        "notes": [
+            *data.notes(Path()),
+            *(note for source in sources for note in source.counts.notes(source.name)),
+        ],
     }
 
 

@@ -2,6 +2,8 @@
 
 import glob
 import hashlib
+import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +21,28 @@ SUFFIXES: dict[str, Format] = {
 }
 #: Suffixes that `datasets` takes off while reading; Parquet compresses by itself.
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+#: Endings of archives, also before one of `COMPRESSIONS`, with the command that unpacks one.
+ARCHIVES = {
+    **dict.fromkeys((".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst"), "tar -xf {} -C {}"),
+    **dict.fromkeys((".7z", ".rar"), "7z x {} -o{}"),
+    ".zip": "unzip {} -d {}",
+}
+#: First bytes of binary formats, with what they are called.
+_MAGIC = {
+    b"PK\x03\x04": "a ZIP archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a RAR archive",
+    b"\x1f\x8b": "compressed with gzip",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ\x00": "compressed with xz",
+    b"\x28\xb5\x2f\xfd": "compressed with Zstandard",
+    b"PAR1": "Parquet",
+    b"%PDF-": "PDF",
+}
+#: Files of a folder that describe a data set and are no rows of it, whatever else is there.
+_METADATA = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json")
+#: The same, in the folder of a data set of the hub; in a folder of documents they are documents.
+_PAGES = ("readme", "license", "licence", "copying", "notice", "citation", "changelog", "contributing")
 #: Most files and folders that one path may name; listing as many takes about a minute.
 MOST_PATHS = 1_000_000
 #: From as many bytes or files on it is announced that they will be hashed: about a second of work.
@@ -48,26 +72,51 @@ def list_files(paths: Sequence[str], form: Literal["auto"] | Format, base: Path)
     """
     found: dict[Path, ListedFile] = {}
     for name in paths:
-        try:
-            for listed in _expand(name, form, base):
-                found.setdefault(listed.path.resolve(), listed)
-        except OSError as error:
-            raise unreadable(Path(name), error) from error
-        except RuntimeError as error:
-            # Python's error for the home folder of an unknown user, as in `~nobody`, and for a loop of links.
-            raise DataError(f"data.path {name!r} cannot be followed: {error}; correct the path") from error
+        for listed in _expanded(name, form, base)[0]:
+            found.setdefault(listed.path.resolve(), listed)
     if not found:
         raise DataError("data.path is an empty list; name at least one file, folder or glob")
     return list(found.values())
 
 
+def left_out(paths: Sequence[str], form: Literal["auto"] | Format, base: Path) -> list[str]:
+    """Return one sentence for each path with files that `list_files` leaves out, with their names.
+
+    These are hidden ones, those of an unknown ending, and those that describe a data set.
+    """
+    notes = []
+    for name in paths:
+        others = _expanded(name, form, base)[1]
+        if others:
+            notes.append(f"data.path: not read in {name}: {some(others)} ({len(others)} in all)")
+    return notes
+
+
 def files_below(folder: Path, origin: str) -> list[Path]:
-    """Return all files below a folder, sorted; a DataError if it is the whole file system or holds too many files."""
+    """Return all files below a folder, also behind links to other folders, sorted.
+
+    Raises:
+        DataError: it is the whole file system or holds too many files.
+    """
     if folder.resolve() == Path(folder.resolve().anchor):
         raise DataError(
             f"{origin} {str(folder)!r} is the whole file system; name a file, or the folder of the text"
         )
-    return sorted(path for path in counted(folder.rglob("*"), origin) if path.is_file())
+    return sorted(path for path in counted(_walk(folder), origin) if path.is_file())
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield everything below a folder; each folder once, so that a loop of links ends."""
+    seen = {folder.resolve()}
+    for place, folders, files in os.walk(folder, followlinks=True):
+        # In this order a folder that several links name has always the same place.
+        folders.sort()
+        yield from (Path(place, name) for name in (*folders, *files))
+        for name in list(folders):
+            real = Path(place, name).resolve()
+            if real in seen:
+                folders.remove(name)
+            seen.add(real)
 
 
 def counted(paths: Iterable[AnyPath], origin: str) -> Iterator[AnyPath]:
@@ -132,12 +181,69 @@ def unreadable(path: Path, error: OSError) -> DataError:
     )
 
 
-def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> list[ListedFile]:
+def refuse_binary(path: Path, head: bytes) -> None:
+    """Raise a DataError with the fix unless the first bytes of a file, decompressed by its ending, can be text."""
+    file = shlex.quote(str(path))
+    if head[257:262] == b"ustar":
+        raise _is_archive(path, ARCHIVES[".tar"])
+    for magic, kind in _MAGIC.items():
+        if head.startswith(magic):
+            raise DataError(
+                f"the file {path} is no text, it is {kind}; unpack or convert it, or give it the ending of its format"
+            )
+    if b"\0" not in head:
+        return
+    # Of text with two bytes per character one byte of each is mostly NUL, if it is Latin.
+    first, second = (head[start::2].count(0) > len(head) / 4 for start in (0, 1))
+    if first != second:
+        order = "BE" if first else "LE"
+        raise DataError(
+            f"the file {path} is UTF-16 text without a mark of its byte order; convert it: iconv -f UTF-16{order} "
+            f"-t UTF-8 {file} > {shlex.quote(f'{path.stem}-utf8{path.suffix}')}"
+        )
+    raise DataError(
+        f"the file {path} is no text: byte {head.index(0)} is NUL. Leave it out, or extract its text. If only its text "
+        f"has NUL bytes, remove them: tr -d '\\000' < {file} > {shlex.quote(f'{path.stem}-text{path.suffix}')}"
+    )
+
+
+def _is_archive(path: Path, command: str) -> DataError:
+    folder = path.name.split(".")[0] or "unpacked"
+    return DataError(
+        f"the file {path} is an archive, whose files cannot be read in it; unpack it and name the folder: "
+        f"mkdir {shlex.quote(folder)} && {command.format(shlex.quote(str(path)), shlex.quote(folder))}"
+    )
+
+
+def _expanded(name: str, form: Literal["auto"] | Format, base: Path) -> tuple[list[ListedFile], list[str]]:
+    """Return the files of a path, and the names of what is left out."""
+    try:
+        return _expand(name, form, base)
+    except OSError as error:
+        raise unreadable(Path(name), error) from error
+    except RuntimeError as error:
+        # Python's error for the home folder of an unknown user, as in `~nobody`, and for a loop of links.
+        raise DataError(f"data.path {name!r} cannot be followed: {error}; correct the path") from error
+
+
+def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> tuple[list[ListedFile], list[str]]:
     path = base / Path(name).expanduser()
     if path.is_dir():
         files = files_below(path, "data.path")
-        seen = [p for p in files if not any(part[0] == "." for part in p.relative_to(path).parts)]
-        listed = [ListedFile(p, found) for p in seen if (found := _format(p) if form == "auto" else form)]
+        inside = {p: p.relative_to(path).parts for p in files}
+        starts = {p: [part[0] == "." for part in parts] for p, parts in inside.items()}
+        hidden = {p: start.index(True) for p, start in starts.items() if True in start}
+        seen = [p for p in files if p not in hidden]
+        described = _descriptions(path, seen)
+        listed = [
+            ListedFile(p, found)
+            for p in seen
+            if p not in described and (found := _format(p) if form == "auto" else form)
+        ]
+        # Of a hidden folder its name, not those of its files.
+        others = {p: "/".join(parts[: hidden.get(p, len(parts)) + 1]) for p, parts in inside.items()}
+        for file in listed:
+            del others[file.path]
         if not listed:
             suffixes = sorted({p.suffix or "no suffix" for p in seen})
             holds = f"it holds {len(seen)} files with {', '.join(suffixes[:8])}" if seen else "it is empty"
@@ -145,7 +251,8 @@ def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> list[Liste
                 f"the folder {path} has no usable file: {holds}; usable are {', '.join(SUFFIXES)} (and "
                 f"{', '.join(COMPRESSIONS)} of them). Rename the files, name one, or set data.format"
             )
-        return listed
+        return listed, sorted(set(others.values()))
+    described = set()
     if path.exists():
         named = [path]
     elif glob.has_magic(name):
@@ -153,10 +260,43 @@ def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> list[Liste
         named = sorted(match for match in counted(matches, "data.path") if match.is_file())
         if not named:
             raise DataError(f"no file matches data.path {name!r} (looked for {path}); correct the pattern")
+        described = _descriptions(path.parent, named)
+        if len(described) == len(named):
+            described = set()
     else:
         raise DataError(_missing(name, path))
+    for one in named:
+        for suffix in one.suffixes:
+            if _format(one) is None and suffix.lower() in ARCHIVES:
+                raise _is_archive(one, ARCHIVES[suffix.lower()])
     # A file that is named needs no known suffix.
-    return [ListedFile(p, (_format(p) or "text") if form == "auto" else form) for p in named]
+    listed = [
+        ListedFile(p, (_format(p) or "text") if form == "auto" else form) for p in named if p not in described
+    ]
+    return listed, sorted(str(p) for p in described)
+
+
+def _descriptions(folder: Path, files: Sequence[Path]) -> set[Path]:
+    """Return the files that describe a data set; pages such as README.md only in a data set of the hub.
+
+    That has rows in JSONL or Parquet, a file of the hub, or a README that begins with its metadata.
+    """
+    metadata = {path for path in files if path.name.lower() in _METADATA}
+    pages = {path for path in files if path.stem.lower() in _PAGES and _format(path) == "text"}
+    if not pages:
+        return metadata
+    is_data_set = (
+        bool(metadata)
+        or any((folder / name).exists() for name in (".gitattributes", *_METADATA))
+        or any(_format(path) in ("jsonl", "parquet") for path in files)
+        or any(_begins_with_metadata(page) for page in pages)
+    )
+    return metadata | pages if is_data_set else metadata
+
+
+def _begins_with_metadata(page: Path) -> bool:
+    with page.open("rb") as file:
+        return file.read(4) in (b"---\n", b"---\r")
 
 
 def _format(path: Path) -> Format | None:

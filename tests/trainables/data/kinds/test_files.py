@@ -3,9 +3,12 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +18,7 @@ import pytest
 from trainables.data import data_key
 from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.hub import HubData
+from trainables.data.kinds.mixture import MixtureData
 from trainables.data.store.open import open_store
 from trainables.errors import DataError
 
@@ -280,3 +284,215 @@ def test_a_path_that_no_system_has_is_refused_in_one_short_paragraph(path, tmp_p
     with pytest.raises(DataError) as caught:
         data_key(FilesData(path=path), 16, tmp_path)
     assert len(str(caught.value)) < 2000
+
+
+def packed(path, tmp_path, **options):
+    """The notes of a packed store."""
+    return store(path, tmp_path, validation_fraction=0.3, **options).manifest["notes"]
+
+
+ROWS = [{"text": f"some words of row {row}"} for row in range(120)]
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "number"),
+    [
+        ("a.jsonl", "a \\ud83d b", 1),
+        ("b.json", "\\udc00\\ud83d\\ude00 \\ud83d", 2),
+        ("c.jsonl.gz", "é \\ud83d\\ud83d 🙂", 2),
+    ],
+)
+def test_a_half_of_a_surrogate_pair_is_replaced_and_counted(tmp_path, name, broken, number):
+    text = lines(ROWS) + '{"text": "' + broken + '"}\n'
+    if name.endswith(".json"):
+        text = "[" + ",".join(text.splitlines()) + "]"
+    content = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    last = documents(FilesData(path=name).source(tmp_path))[-1]
+    assert last.count("\ufffd") == number
+    assert last.encode().decode() == last
+    (note,) = packed(tmp_path / name, tmp_path)
+    assert note.startswith(f"{number} characters of")
+    assert name in note
+
+
+def test_surrogates_in_parquet_are_replaced_and_other_bytes_refused(tmp_path):
+    good = b"one \xed\xa0\xbd"
+    for kind, view in ((pa.binary(), pa.string()), (pa.large_binary(), pa.large_string())):
+        column = pa.array([good, None, b"two"], kind).view(view)
+        pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+        source = FilesData(path="a.parquet").source(tmp_path)
+        assert documents(source) == ["one \ufffd", "two"]
+    pq.write_table(
+        pa.table({"text": pa.array([b"caf\xe9"], pa.binary()).view(pa.string())}), tmp_path / "b.parquet"
+    )
+    with pytest.raises(DataError, match=r"b\.parquet cannot be read as parquet"):
+        documents(FilesData(path="b.parquet").source(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.jsonl", lines(ROWS[:100]) + '{"text": "bro\n' + lines(ROWS[:5]), 101),
+        ("b.jsonl", lines(ROWS[:7]) + "\n\n7\n" + lines(ROWS[:5]), 10),
+        ("c.json", '[\n{"text": "one"},\n{"text": two}\n]', 3),
+        ("d.jsonl", lines(ROWS[:3]) + "{'text': 'last'}", 4),
+    ],
+)
+def test_a_broken_row_is_named_by_its_line(tmp_path, monkeypatch, name, text, line):
+    (tmp_path / name).write_text(text)
+    for size in (1 << 20, 50):
+        monkeypatch.setattr("trainables.data.kinds.files.READ", size)
+        with pytest.raises(DataError, match=rf"{name} .*: line {line} is no row: .*sed -n {line}p"):
+            documents(FilesData(path=name).source(tmp_path))
+
+
+CLONES = {
+    "rows and a page": (
+        {"README.md": "a page", "dataset_infos.json": "{}", "data/a.jsonl": lines(ROWS)},
+        ["data/a.jsonl"],
+    ),
+    "text and a page with metadata": (
+        {
+            "README.md": "---\nlicense: mit\n---\n",
+            "LICENSE.txt": "MIT",
+            "train.txt": "text",
+            ".git/a.txt": "x",
+        },
+        ["train.txt"],
+    ),
+    "a saved data set": (
+        {"dataset_dict.json": "{}", "train/dataset_info.json": "{}", "train/a.parquet": "", "NOTICE": "x"},
+        ["train/a.parquet"],
+    ),
+    "text and the hub's own files": (
+        {
+            ".gitattributes": "x",
+            "Readme.md": "a page",
+            "b/train.txt": "text",
+            ".cache/huggingface/b.txt": "y",
+        },
+        ["b/train.txt"],
+    ),
+    "documents": (
+        {"README.md": "a document", "more/license.md": "another"},
+        ["README.md", "more/license.md"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CLONES)
+def test_what_describes_a_data_set_is_left_out_of_it_and_named(tmp_path, case):
+    contents, kept = CLONES[case]
+    for name, content in contents.items():
+        path = tmp_path / "clone" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    data = FilesData(path="clone")
+    listed = [file["path"] for file in data.source(tmp_path).record["files"]]
+    assert listed == [str(tmp_path / "clone" / name) for name in kept]
+    others = sorted({name.split("/")[0] if name[0] == "." else name for name in contents} - set(kept))
+    notes = data.notes(tmp_path)
+    assert len(notes) == bool(others)
+    assert all(f"({len(others)} in all)" in note and all(name in note for name in others) for note in notes)
+    # A page that is named is read.
+    (page,) = FilesData(path=f"clone/{next(iter(contents))}").source(tmp_path).record["files"]
+    assert page["format"]
+
+
+def archive(name, folder):
+    (folder / "x.txt").write_text("text of an archive " * 100)
+    path = folder / name
+    if ".tar" in name or name.endswith((".tgz", ".txt")):
+        mode = {"gz": "w:gz", "tgz": "w:gz", "bz2": "w:bz2", "xz": "w:xz"}.get(name.rsplit(".")[-1], "w")
+        with tarfile.open(path, mode) as tar:
+            tar.add(folder / "x.txt", "x.txt")
+    else:
+        with zipfile.ZipFile(path, "w") as file:
+            file.write(folder / "x.txt", "x.txt")
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["a.tar", "a.tar.gz", "b.tgz", "c.tar.bz2", "d.tar.xz", "e.zip", "f.7z", "g.RAR", "tar.txt"]
+)
+def test_an_archive_is_refused_with_the_command_that_unpacks_it(tmp_path, name):
+    path = archive(name, tmp_path)
+    with pytest.raises(DataError, match=r"is an archive.*mkdir \w+ && (tar -xf|unzip|7z x) ") as error:
+        documents(FilesData(path=name).source(tmp_path))
+    command = str(error.value).partition("name the folder: ")[2]
+    if "7z" not in command:
+        done = subprocess.run(command, shell=True, cwd=tmp_path, check=False, capture_output=True)
+        assert done.returncode == 0 or not shutil.which("unzip")
+        assert list(tmp_path.glob("*/x.txt")) or not shutil.which("unzip")
+    (tmp_path / "in").mkdir()
+    path.rename(tmp_path / "in" / name)
+    (tmp_path / "in" / "a.md").write_text("text")
+    if name != "tar.txt":
+        assert documents(FilesData(path="in").source(tmp_path)) == ["text"]
+        assert name in FilesData(path="in").notes(tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("latin text".encode("utf-16-le") * 9, "iconv -f UTF-16LE"),
+        ("latin text".encode("utf-16-be") * 9, "iconv -f UTF-16BE"),
+        (b"text " * 100 + b"\0more", "byte 500 is NUL.*tr -d"),
+        (gzip.compress(b"text"), "compressed with gzip"),
+        (bz2.compress(b"text"), "compressed with bzip2"),
+        (b"PK\x03\x04rest", "a ZIP archive"),
+        (b"%PDF-1.4 text", "PDF"),
+    ],
+)
+def test_binary_content_is_refused_with_the_fix(tmp_path, content, why):
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(DataError, match=why):
+        documents(FilesData(path="a.txt").source(tmp_path))
+
+
+def test_linked_folders_are_followed_once_and_loops_end(tmp_path):
+    for folder in ("corpus/own", "elsewhere/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "corpus" / "own" / "a.txt").write_text("a")
+    (tmp_path / "elsewhere" / "deep" / "b.txt").write_text("b")
+    plain = data_key(FilesData(path="corpus"), 16, tmp_path)
+    (tmp_path / "corpus" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "again").symlink_to(tmp_path / "elsewhere" / "deep")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "corpus")
+    (tmp_path / "corpus" / "own" / "up").symlink_to("..")
+    data = FilesData(path="corpus")
+    assert sorted(documents(data.source(tmp_path))) == ["a", "b"]
+    assert data_key(data, 16, tmp_path) != plain
+    assert data.notes(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "jsonl.gz"])
+def test_rows_without_the_field_and_empty_ones_are_counted(tmp_path, suffix):
+    rows = [*ROWS, {"other": 1}, {"text": ""}, {"body": "x"}, {"text": None}, {}]
+    content = lines(rows)
+    if suffix == "json":
+        content = json.dumps(rows)
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(gzip.compress(content.encode()) if suffix.endswith("gz") else content.encode())
+    notes = packed(path, tmp_path)
+    assert [note.split()[0] for note in notes] == ["3", "2"]
+    assert "lack the field" in notes[0]
+    assert "are empty" in notes[1]
+
+
+def test_notes_of_a_mixture_name_their_part(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines([*ROWS, {"text": ""}]))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "b.txt").write_text("other words\n" * 500)
+    (tmp_path / "b" / "c.png").write_text("")
+    parts = [
+        {"weight": 1, "data": {"kind": "files", "path": str(tmp_path / name)}} for name in ("a.jsonl", "b")
+    ]
+    data = MixtureData(parts=parts, validation_fraction=0.3)
+    notes = open_store(data, context=16, root=tmp_path / "stores").manifest["notes"]
+    assert ["c.png" in notes[0], "a.jsonl are empty" in notes[1], len(notes)] == [True, True, 2]

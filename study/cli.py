@@ -420,8 +420,10 @@ def init(
         str, typer.Argument(metavar="NAME", help="name of the study; NAME.yaml is written into this folder")
     ],
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="your text: a file or a folder; default: Python sources"),
+        str | None,
+        typer.Option(
+            metavar="FILE", help="your text: a file, a folder or a pattern; default: Python sources"
+        ),
     ] = None,
     hours: Annotated[float, typer.Option(metavar="H", help="time that the study may take")] = 1.0,
     device: Annotated[
@@ -431,7 +433,7 @@ def init(
 ) -> None:
     """Write the file of a new study, planned to a given time. It has a comment for each choice.
 
-    The first time on a machine it trains a few steps for a minute, because the time follows from its speed.
+    The first time on a machine it trains a few steps for up to 30 s, because the time follows from its speed.
     """
     from study.commands.init import init as written
 

@@ -1,6 +1,7 @@
 """Every command in README, CONTRIBUTING and docs is run here, or named below with the test that runs it."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from study.plan.plan import make_plan
+from study.plan.speed import Speed, keep, machine
+from study.spec.devices import DEVICES
+from study.spec.study import load_spec
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
 from tests.command import interplay
@@ -137,6 +142,18 @@ SLOW = {
 }
 
 
+#: Recorded on two cores for the studies of `interplay init` on bytes. Other tests measure a speed
+#: (tests/study/run/test_preparation.py, tests/study/commands/test_init.py).
+SPEED = {
+    "step": 1e-4, "layer": 1.3e-3, "work": 1.0, "device": "cpu", "cells": ["L1-d12"], "date": "2026-11-28",
+    "busy": False,
+    "recipe": {
+        "network": "gpt2", "optimizer": "adamw", "residual": "pre", "precision": "fp32", "batch": 32, "context": 128,
+        "vocabulary": 257,
+    },
+}  # fmt: skip
+
+
 def commands():
     """The lines of the console blocks, without prompt and comment."""
     found = []
@@ -155,6 +172,10 @@ def run(command, folder, start=interplay):
     if "my-study.yaml" in arguments:
         assert start(folder, "init", "my-study", "--data", "corpus.txt", "--hours", "1").returncode == 0
     done = start(folder, *arguments)
+    if {"my-study", "my-study.yaml"} & {*arguments} and arguments[0] != "run":
+        # Neither has timed the machine, which takes up to 30 s: the recorded speed is of such a study.
+        (speed,) = json.loads((Path(os.environ["XDG_CACHE_HOME"]) / "interplay" / "speed.json").read_text())
+        assert speed["cells"] == SPEED["cells"]
     if target:
         (folder / target).write_text(done.stdout)
     return done
@@ -162,7 +183,8 @@ def run(command, folder, start=interplay):
 
 @pytest.fixture
 def folder(tmp_path):
-    """What the pages assume a reader has: a table of runs and a text."""
+    """What the pages assume a reader has: a table of runs, a text, and a machine that has timed its steps once."""
+    keep(Speed(**SPEED, machine=machine(DEVICES["cpu"]), workers=make_plan(load_spec("quickstart")).slots))
     (tmp_path / "their_runs.csv").write_text(foreign_runs("final_loss"))
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
     (tmp_path / "corpus.txt").write_text("\n\n".join(p.read_text() for p in sources[:60]))
@@ -178,9 +200,9 @@ QUICK = sorted({c for c in commands() if c not in ELSEWHERE and c not in AFTER_Q
 
 
 def with_marks(command):
-    """Mark the commands that fit a table or simulate studies as slow."""
-    fits = command.startswith(("interplay fit", "interplay report")) or command.startswith("interplay power")
-    return pytest.param(command, marks=pytest.mark.slow if fits else ())
+    """Mark the commands that fit a table, simulate studies or time the machine as slow."""
+    is_slow = command.startswith(tuple(f"interplay {verb}" for verb in ("fit", "report", "power", "try")))
+    return pytest.param(command, marks=pytest.mark.slow if is_slow else ())
 
 
 @pytest.mark.parametrize("command", map(with_marks, QUICK))

@@ -1,6 +1,7 @@
 """`interplay plan`, `try` and `presets`: the cells of a study and their costs, planned and as timed here."""
 
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import resources
@@ -27,7 +28,11 @@ def show_plan(spec: str, overrides: Sequence[str], *, as_json: bool) -> None:
     loaded = load_spec(spec, overrides)
     if loaded.vary is None:
         plan = make_plan(loaded)
-        show(plan.to_json(), plan_table(plan), as_json=as_json)
+        view = plan_table(plan)
+        if plan.planner.speed:
+            again = f"to time again: {_command('try', spec, overrides)}"
+            view = Group(view, Text(again, style="dim"))
+        show(plan.to_json(), view, as_json=as_json)
     else:
         show(*series.plan(loaded), as_json=as_json)
 
@@ -64,39 +69,45 @@ def try_steps(spec: str, overrides: Sequence[str], results: Path, *, as_json: bo
     paths = study_paths(loaded, results.resolve())
     progress = Console(stderr=True, quiet=as_json)
     packed(loaded.data, loaded.training.context, paths.data, plan.cells[0].cell.data_key, progress)
-    with progress.status("timing a few steps"):
-        timed = time_steps(plan, paths.data)
+    timed = time_steps(plan, paths.data, progress)
     after = make_plan(loaded)
     cells: list[dict[str, Any]] = []
     rows = []
-    for planned, times in timed:
+    for planned, measured in timed.cells:
         seconds = layouts.choose(planned.cell.shape).cost.step_seconds
         utilisation = None
         if layouts.device.is_gpu:
-            utilisation = times.flops_per_second / layouts.device.peak[plan.precision]
+            utilisation = measured.flops_per_second / layouts.device.peak[plan.precision]
         name = f"L{planned.cell.shape.depth} d{planned.cell.shape.width}"
         cells.append(
             {
                 "cell": name,
-                "step_seconds": times.step_seconds,
+                "step_seconds": measured.step_seconds,
                 "planned_step_seconds": seconds,
-                "memory_bytes": times.memory_bytes,
+                "memory_bytes": measured.memory_bytes,
                 "planned_memory_bytes": planned.memory_bytes,
                 "utilisation": utilisation,
             }
         )
-        both_seconds = (f"{1000 * value:.3g} ms" for value in (times.step_seconds, seconds))
-        both_bytes = (f"{value / 1e6:,.0f} MB" for value in (times.memory_bytes, planned.memory_bytes))
+        both_seconds = (f"{1000 * value:.3g} ms" for value in (measured.step_seconds, seconds))
+        both_bytes = (f"{value / 1e6:,.0f} MB" for value in (measured.memory_bytes, planned.memory_bytes))
         rows.append((name, *both_seconds, *both_bytes, "-" if utilisation is None else f"{utilisation:.1%}"))
     names = ("cell", "step", "planned", "memory", "planned", "of the peak")
     summary = (
         f"The study takes about {duration(after.hours * 3600)} on {plan.slots} slots (before: "
         f"{duration(plan.hours * 3600)}). Plans on this machine use these times from now on."
     )
+    if timed.speed.busy:
+        summary += f" The machine was busy meanwhile. When it is quiet: {_command('try', spec, overrides)}"
     head = {"name": plan.name, "device": plan.device}
-    document = {**head, "cells": cells, "hours": after.hours, "planned_hours": plan.hours}
+    times = {"hours": after.hours, "planned_hours": plan.hours, "busy": timed.speed.busy}
+    document = {**head, "cells": cells, **times}
     view = Group(text_table(plan.name, names, rows, left=("cell",)), Text(summary))
     show(document, view, as_json=as_json)
+
+
+def _command(verb: str, spec: str, overrides: Sequence[str]) -> str:
+    return shlex.join(["interplay", verb, spec, *overrides])
 
 
 def catalogue() -> list[dict[str, Any]]:

@@ -356,7 +356,10 @@ def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
                 "puts all cells at stage 1"
             )
     if speed:
-        notes.append(f"time by {len(speed.cells)} cells that were timed on this machine on {speed.date}")
+        busy = ", while it was busy with other work" if speed.busy else ""
+        notes.append(
+            f"time by {len(speed.cells)} cells that were timed on this machine on {speed.date}{busy}"
+        )
     if device.is_gpu:
         if recipe.precision == "fp32":
             slower = device.peak["bf16"] / device.peak["fp32"]

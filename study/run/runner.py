@@ -225,13 +225,15 @@ class _Run:
         if not self._is_worth_timing():
             return
         try:
-            with self.console.status("timing a few steps"):
-                time_steps(self.plan, self.paths.data)
+            timed = time_steps(self.plan, self.paths.data, self.console)
         except (SpecError, OSError) as error:
             self._warn(f"The times of the plan stay estimates: {error}")
         else:
             self.plan = with_recorded(make_plan(self.spec), self.rows)
-            self.console.print(f"By a few steps on this machine: {self._time()}.")
+            busy = (
+                " The machine was busy meanwhile; the next run times them again." if timed.speed.busy else ""
+            )
+            self.console.print(f"By a few steps on this machine: {self._time()}.{busy}")
 
     def _is_worth_timing(self) -> bool:
         return self.cluster is None and is_worth_timing(self.plan, 1 - len(self._done()) / self._total)

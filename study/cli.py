@@ -218,11 +218,18 @@ def submit(
     submission_id: Annotated[
         str | None, typer.Option(metavar="ID", help="ID of the job; default: generated")
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="agree to a price above $50 or unknown")] = False,
+    max_dollars: Annotated[
+        float | None, typer.Option(metavar="D", help="refuse a study that costs more", min=0)
+    ] = None,
 ) -> None:
-    """Run a study on a cluster, as a Ray job, and follow its log."""
+    """Run a study on a cluster, as a Ray job, and follow its log. Asks before it costs more than $50."""
     from study.cluster import submit as verb
 
-    raise typer.Exit(verb.submit(spec, changes or (), cluster, address, submission_id, wait=not no_wait))
+    status = verb.submit(
+        spec, changes or (), cluster, address, submission_id, wait=not no_wait, yes=yes, most=max_dollars
+    )
+    raise typer.Exit(status)
 
 
 @app.command()

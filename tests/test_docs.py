@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from analysis.numbers import duration
 from study.plan.plan import make_plan
+from study.plan.prices import money
 from study.plan.speed import Speed, keep, machine
 from study.spec.devices import DEVICES
 from study.spec.study import load_spec
@@ -43,6 +45,7 @@ PAGES = (
 #: Commands that cannot be run as they stand, and what runs them instead.
 ELSEWHERE = {
     "make test": "is what runs this; .ci/run calls it from a bare checkout",
+    "make test TESTS=tests/analysis/runs": "test_make_runs_the_tests_of_one_folder",
     "make test-gate": "as above",
     "make test-all": "as above, and the extended tests",
     "make fuzz": "test_fuzz.py, for a minute instead of an hour",
@@ -67,11 +70,12 @@ ELSEWHERE = {
     "interplay ui": "test_ui.py, which also ends it",
     "AWS_DEFAULT_REGION=us-west-2 bash cluster/account.sh": "tests/cluster/test_account.py, against moto",
     "interplay cluster check cluster/aws.yaml": "tests/cluster/test_check.py, with the placeholders filled in",
+    "interplay cluster check cluster/aws.yaml one-gpu-night": "as above",
     "interplay cluster check cluster/aws.yaml levine2020": "as above",
     "interplay cluster check cluster/onprem.yaml": "as above",
     "interplay cluster token cluster/aws.yaml": "tests/cluster/test_token.py, and test_aws.py in its simulated cloud",
     "interplay cluster token cluster/onprem.yaml": "as above, and test_onprem.py",
-    "interplay submit levine2020 --cluster cluster/aws.yaml": "tests/cluster/test_submit.py, a smaller study",
+    "interplay submit one-gpu-night --cluster cluster/aws.yaml": "tests/cluster/test_submit.py, a smaller study",
     "interplay submit levine2020 --cluster cluster/onprem.yaml": "as above",
     **dict.fromkeys(
         (
@@ -263,6 +267,14 @@ def test_make_targets_run_what_the_pages_say(target):
     assert expected[target] in done.stdout
 
 
+def test_make_runs_the_tests_of_one_folder():
+    if not shutil.which("make"):
+        pytest.skip("make is not installed")
+    command = ["make", "-n", "-C", ROOT, "test", "TESTS=tests/analysis/runs"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--junitxml=build/tests/fast.xml tests/analysis/runs" in done.stdout
+
+
 def test_paths_named_in_the_pages_exist():
     for page in PAGES:
         text = (ROOT / page).read_text()
@@ -271,6 +283,22 @@ def test_paths_named_in_the_pages_exist():
             assert (ROOT / path).exists(), f"{page} names {path}"
         for link in re.findall(r"\]\(((?!http)[^)]+)\)", text):
             assert ((ROOT / page).parent / link).exists(), f"{page} links {link}"
+
+
+def test_the_prices_in_the_pages_are_those_of_the_plan() -> None:
+    """What a reader is about to pay."""
+    plan = make_plan(load_spec("one-gpu-night"), to_read=True)
+    assert plan.cost is not None
+    text = (ROOT / "README.md").read_text()
+    (comment,) = re.findall(r"interplay plan one-gpu-night +# (.*)", text)
+    assert (
+        f"{duration(plan.hours * 3600).replace(' h', ' hours')} of one H100, {money(plan.cost)} at" in comment
+    )
+    submitted = re.findall(r"interplay submit (\S+)", text)
+    assert submitted == ["one-gpu-night"]
+    assert f"about {money(plan.cost)}" in (ROOT / "cluster" / "README.md").read_text()
+    cost = make_plan(load_spec("levine2020"), to_read=True).cost
+    assert f"{money(cost)} for these alone" in (ROOT / "cluster" / "README.md").read_text()
 
 
 def test_each_walk_names_existing_files_once() -> None:

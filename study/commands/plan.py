@@ -15,9 +15,10 @@ from rich.text import Text
 
 from analysis.numbers import duration
 from study.commands import series
-from study.commands.output import show, text_table
+from study.commands.output import say, show, text_table
 from study.errors import SpecError
 from study.plan.plan import Plan, by_hand, make_plan
+from study.plan.prices import money
 from study.plan.table import plan_table
 from study.spec.study import load_spec, studies
 from study.tracking.study_paths import study_paths
@@ -28,11 +29,9 @@ def show_plan(spec: str, overrides: Sequence[str], *, as_json: bool) -> None:
     loaded = load_spec(spec, overrides)
     if loaded.vary is None:
         plan = make_plan(loaded)
-        view = plan_table(plan)
-        if plan.planner.speed:
-            again = f"to time again: {_command('try', spec, overrides)}"
-            view = Group(view, Text(again, style="dim"))
-        show(plan.to_json(), view, as_json=as_json)
+        show(plan.to_json(), plan_table(plan), as_json=as_json)
+        if plan.planner.speed and not as_json:
+            say("To time the steps again: ", _command("try", spec, overrides))
     else:
         show(*series.plan(loaded), as_json=as_json)
 
@@ -97,13 +96,13 @@ def try_steps(spec: str, overrides: Sequence[str], results: Path, *, as_json: bo
         f"The study takes about {duration(after.hours * 3600)} on {plan.slots} slots (before: "
         f"{duration(plan.hours * 3600)}). Plans on this machine use these times from now on."
     )
-    if timed.speed.busy:
-        summary += f" The machine was busy meanwhile. When it is quiet: {_command('try', spec, overrides)}"
     head = {"name": plan.name, "device": plan.device}
     times = {"hours": after.hours, "planned_hours": plan.hours, "busy": timed.speed.busy}
     document = {**head, "cells": cells, **times}
     view = Group(text_table(plan.name, names, rows, left=("cell",)), Text(summary))
     show(document, view, as_json=as_json)
+    if timed.speed.busy and not as_json:
+        say("The machine was busy meanwhile. When it is quiet: ", _command("try", spec, overrides))
 
 
 def _command(verb: str, spec: str, overrides: Sequence[str]) -> str:
@@ -127,7 +126,9 @@ def catalogue() -> list[dict[str, Any]]:
                     "cells": sum(plan.cell_count for plan in plans),
                     "flops": math.fsum(plan.flops for plan in plans),
                     "hours": math.fsum(plan.hours for plan in plans),
-                    "cost": None if plans[0].cost is None else math.fsum(plan.cost or 0.0 for plan in plans),
+                    "cost_dollars": None
+                    if plans[0].cost is None
+                    else math.fsum(plan.cost or 0.0 for plan in plans),
                     "result": result and {**result, "date": result["date"].isoformat()},
                 }
             )
@@ -146,6 +147,8 @@ def catalogue_view(records: Sequence[dict[str, Any]]) -> RenderableType:
             size = f"{record['cells']:,} cells, {duration(seconds)}"
             if not record["device"].startswith("cpu"):
                 size += f" on {record['slots']} {record['device']}"
+            if record["cost_dollars"] is not None:
+                size += f", {money(record['cost_dollars'])}"
             lines.append(f"{record['name']:{width}}  {record['description']}")
             lines.append(f"  [dim]{size}: {result['text'] if result else 'not run yet'}[/]")
     lines += ["", "[dim]Times are as recorded on two CPU cores, else estimates; `--json` has both.[/]"]

@@ -16,6 +16,7 @@ from analysis.runs.epochs import repeat_warning
 from study.errors import SpecError
 from study.plan import Plan, make_plan
 from study.plan.cells import with_trials_per_gpu
+from study.plan.prices import money
 from study.results.answer import answer
 from study.run.console import Viewer
 from study.run.interrupts import stop_signals
@@ -273,7 +274,8 @@ class _Run:
         return {key: row.loss for key, row in ended.items() if not row.purpose}
 
     def _time(self) -> str:
-        return f"about {duration(self.plan.hours * 3600)} for all on {self.plan.slots} slots"
+        price = "" if self.plan.cost is None else f", {money(self.plan.cost)}"
+        return f"about {duration(self.plan.hours * 3600)}{price} for all on {self.plan.slots} slots"
 
     def _announce(self) -> None:
         plan, total, done = self.plan, self._total, len(self._done())

@@ -40,7 +40,7 @@ test test-gate test-all fuzz: export RAY_worker_niceness := 0
 PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations=10
 
 test: $(INSTALLED)
-	$(PYTEST) -n 2 -m "not slow and not extended" --dist worksteal --durations-min=2 --junitxml=build/tests/fast.xml
+	$(PYTEST) -n 2 -m "not slow and not extended" --dist worksteal --durations-min=2 --junitxml=build/tests/fast.xml $(TESTS)
 
 test-gate: $(INSTALLED)
 	$(PYTEST) -n 3 -m "slow and not extended" --dist loadfile --junitxml=build/tests/gate.xml

@@ -43,10 +43,10 @@ PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations=10
 # target fails if it fails again. A cache of its own, emptied before, holds what failed; any other end of pytest than failed
 # tests (status 1) is final.
 define tests
-	@$(PYTEST) -m "$(2)" $(3) -o cache_dir=build/tests/$(1)-cache --cache-clear --junitxml=build/tests/$(1).xml; status=$$?; \
+	@$(PYTEST) -m "$(2)" $(3) -o cache_dir=build/tests/$(1)-cache --cache-clear --junitxml=build/tests/$(1).xml $(TESTS); status=$$?; \
 	  [ $$status -eq 1 ] || exit $$status; \
 	  echo "Tests failed, see above. They run once more, one at a time; the summary at the end names each of them:"; \
-	  $(PYTEST) -m "$(2)" -n 0 -o cache_dir=build/tests/$(1)-cache --lf --lfnf=none -rap --junitxml=build/tests/$(1)-again.xml
+	  $(PYTEST) -m "$(2)" -n 0 -o cache_dir=build/tests/$(1)-cache --lf --lfnf=none -rap --junitxml=build/tests/$(1)-again.xml $(TESTS)
 endef
 
 test: $(INSTALLED)

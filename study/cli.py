@@ -222,11 +222,18 @@ def submit(
     submission_id: Annotated[
         str | None, typer.Option(metavar="ID", help="ID of the job; default: generated")
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="agree to a price above $50 or unknown")] = False,
+    max_dollars: Annotated[
+        float | None, typer.Option(metavar="D", help="refuse a study that costs more", min=0)
+    ] = None,
 ) -> None:
-    """Run a study on a cluster, as a Ray job, and follow its log."""
+    """Run a study on a cluster, as a Ray job, and follow its log. Asks before it costs more than $50."""
     from study.cluster import submit as verb
 
-    raise typer.Exit(verb.submit(spec, changes or (), cluster, address, submission_id, wait=not no_wait))
+    status = verb.submit(
+        spec, changes or (), cluster, address, submission_id, wait=not no_wait, yes=yes, most=max_dollars
+    )
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -426,8 +433,10 @@ def init(
         str, typer.Argument(metavar="NAME", help="name of the study; NAME.yaml is written into this folder")
     ],
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="your text: a file or a folder; default: Python sources"),
+        str | None,
+        typer.Option(
+            metavar="FILE", help="your text: a file, a folder or a pattern; default: Python sources"
+        ),
     ] = None,
     hours: Annotated[float, typer.Option(metavar="H", help="time that the study may take")] = 1.0,
     device: Annotated[
@@ -437,7 +446,7 @@ def init(
 ) -> None:
     """Write the file of a new study, planned to a given time. It has a comment for each choice.
 
-    The first time on a machine it trains a few steps for a minute, because the time follows from its speed.
+    The first time on a machine it trains a few steps for up to 30 s, because the time follows from its speed.
     """
     from study.commands.init import init as written
 

@@ -42,6 +42,16 @@ def no_measured_speed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.fixture(scope="session")
+def template(tmp_path_factory):
+    """A database with MLflow's tables and an experiment; making one takes seconds, copying one does not."""
+    from study.tracking.mlflow_store import Experiment, tracking_uri
+
+    folder = tmp_path_factory.mktemp("mlflow")
+    Experiment(tracking_uri("auto", folder), "template")
+    return folder / "mlflow.db"
+
+
 def pytest_addoption(parser):
     parser.addoption("--prove", action="store_true", help="run extended tests whose code has not changed too")
 

@@ -1,6 +1,7 @@
 """Every command in README, CONTRIBUTING and docs is run here, or named below with the test that runs it."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -11,6 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from analysis.numbers import duration
+from study.plan.plan import make_plan
+from study.plan.prices import money
+from study.plan.speed import Speed, keep, machine
+from study.spec.devices import DEVICES
+from study.spec.study import load_spec
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
 from tests.command import interplay
@@ -39,6 +46,7 @@ PAGES = (
 #: Commands that cannot be run as they stand, and what runs them instead.
 ELSEWHERE = {
     "make test": "is what runs this; .ci/run calls it from a bare checkout",
+    "make test TESTS=tests/analysis/runs": "test_make_runs_the_tests_of_one_folder",
     "make test-gate": "as above",
     "make test-all": "as above, and the extended tests",
     "make fuzz": "test_fuzz.py, for a minute instead of an hour",
@@ -63,11 +71,12 @@ ELSEWHERE = {
     "interplay ui": "test_ui.py, which also ends it",
     "AWS_DEFAULT_REGION=us-west-2 bash cluster/account.sh": "tests/cluster/test_account.py, against moto",
     "interplay cluster check cluster/aws.yaml": "tests/cluster/test_check.py, with the placeholders filled in",
+    "interplay cluster check cluster/aws.yaml one-gpu-night": "as above",
     "interplay cluster check cluster/aws.yaml levine2020": "as above",
     "interplay cluster check cluster/onprem.yaml": "as above",
     "interplay cluster token cluster/aws.yaml": "tests/cluster/test_token.py, and test_aws.py in its simulated cloud",
     "interplay cluster token cluster/onprem.yaml": "as above, and test_onprem.py",
-    "interplay submit levine2020 --cluster cluster/aws.yaml": "tests/cluster/test_submit.py, a smaller study",
+    "interplay submit one-gpu-night --cluster cluster/aws.yaml": "tests/cluster/test_submit.py, a smaller study",
     "interplay submit levine2020 --cluster cluster/onprem.yaml": "as above",
     **dict.fromkeys(
         (
@@ -138,6 +147,18 @@ SLOW = {
 }
 
 
+#: Recorded on two cores for the studies of `interplay init` on bytes. Other tests measure a speed
+#: (tests/study/run/test_preparation.py, tests/study/commands/test_init.py).
+SPEED = {
+    "step": 1e-4, "layer": 1.3e-3, "work": 1.0, "device": "cpu", "cells": ["L1-d12"], "date": "2026-11-28",
+    "busy": False,
+    "recipe": {
+        "network": "gpt2", "optimizer": "adamw", "residual": "pre", "precision": "fp32", "batch": 32, "context": 128,
+        "vocabulary": 257,
+    },
+}  # fmt: skip
+
+
 def commands():
     """The lines of the console blocks, without prompt and comment."""
     found = []
@@ -156,6 +177,10 @@ def run(command, folder, start=interplay):
     if "my-study.yaml" in arguments:
         assert start(folder, "init", "my-study", "--data", "corpus.txt", "--hours", "1").returncode == 0
     done = start(folder, *arguments)
+    if {"my-study", "my-study.yaml"} & {*arguments} and arguments[0] != "run":
+        # Neither has timed the machine, which takes up to 30 s: the recorded speed is of such a study.
+        (speed,) = json.loads((Path(os.environ["XDG_CACHE_HOME"]) / "interplay" / "speed.json").read_text())
+        assert speed["cells"] == SPEED["cells"]
     if target:
         (folder / target).write_text(done.stdout)
     return done
@@ -163,7 +188,8 @@ def run(command, folder, start=interplay):
 
 @pytest.fixture
 def folder(tmp_path):
-    """What the pages assume a reader has: a table of runs and a text."""
+    """What the pages assume a reader has: a table of runs, a text, and a machine that has timed its steps once."""
+    keep(Speed(**SPEED, machine=machine(DEVICES["cpu"]), workers=make_plan(load_spec("quickstart")).slots))
     (tmp_path / "their_runs.csv").write_text(foreign_runs("final_loss"))
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
     (tmp_path / "corpus.txt").write_text("\n\n".join(p.read_text() for p in sources[:60]))
@@ -179,9 +205,9 @@ QUICK = sorted({c for c in commands() if c not in ELSEWHERE and c not in AFTER_Q
 
 
 def with_marks(command):
-    """Mark the commands that fit a table or simulate studies as slow."""
-    fits = command.startswith(("interplay fit", "interplay report")) or command.startswith("interplay power")
-    return pytest.param(command, marks=pytest.mark.slow if fits else ())
+    """Mark the commands that fit a table, simulate studies or time the machine as slow."""
+    is_slow = command.startswith(tuple(f"interplay {verb}" for verb in ("fit", "report", "power", "try")))
+    return pytest.param(command, marks=pytest.mark.slow if is_slow else ())
 
 
 @pytest.mark.parametrize("command", map(with_marks, QUICK))
@@ -298,6 +324,14 @@ def gate(folder: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[st
     return subprocess.run([*command, "test-gate"], cwd=folder, capture_output=True, text=True, check=False)
 
 
+def test_make_runs_the_tests_of_one_folder():
+    if not shutil.which("make"):
+        pytest.skip("make is not installed")
+    command = ["make", "-n", "-C", ROOT, "test", "TESTS=tests/analysis/runs"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--junitxml=build/tests/fast.xml tests/analysis/runs" in done.stdout
+
+
 def test_paths_named_in_the_pages_exist():
     for page in PAGES:
         text = (ROOT / page).read_text()
@@ -306,6 +340,22 @@ def test_paths_named_in_the_pages_exist():
             assert (ROOT / path).exists(), f"{page} names {path}"
         for link in re.findall(r"\]\(((?!http)[^)]+)\)", text):
             assert ((ROOT / page).parent / link).exists(), f"{page} links {link}"
+
+
+def test_the_prices_in_the_pages_are_those_of_the_plan() -> None:
+    """What a reader is about to pay."""
+    plan = make_plan(load_spec("one-gpu-night"), to_read=True)
+    assert plan.cost is not None
+    text = (ROOT / "README.md").read_text()
+    (comment,) = re.findall(r"interplay plan one-gpu-night +# (.*)", text)
+    assert (
+        f"{duration(plan.hours * 3600).replace(' h', ' hours')} of one H100, {money(plan.cost)} at" in comment
+    )
+    submitted = re.findall(r"interplay submit (\S+)", text)
+    assert submitted == ["one-gpu-night"]
+    assert f"about {money(plan.cost)}" in (ROOT / "cluster" / "README.md").read_text()
+    cost = make_plan(load_spec("levine2020"), to_read=True).cost
+    assert f"{money(cost)} for these alone" in (ROOT / "cluster" / "README.md").read_text()
 
 
 def test_each_walk_names_existing_files_once() -> None:

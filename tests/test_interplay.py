@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,8 +66,10 @@ def leave_rows(folder, *changes, failed=(), lost=False):
     return spec
 
 
-def untrained(monkeypatch):
-    """Let a run leave what is missing untrained."""
+@pytest.fixture
+def untrained(monkeypatch, tmp_path, template):
+    """Let a run in this folder, which has a store of MLflow, leave what is missing untrained."""
+    shutil.copy(template, tmp_path / "mlflow.db")
     monkeypatch.setattr("study.run.runner.run_cells", lambda *_, **__: True)
     monkeypatch.setattr("study.run.runner.private_ray", lambda _: contextlib.nullcontext())
 
@@ -167,8 +170,8 @@ def test_the_folder_of_a_study_is_not_written_by_a_report(answer, tmp_path):
         answer.report(tmp_path / "spec.yaml")
 
 
-def test_cells_that_failed_are_in_the_answer(tmp_path, monkeypatch):
-    untrained(monkeypatch)
+@pytest.mark.usefixtures("untrained")
+def test_cells_that_failed_are_in_the_answer(tmp_path):
     failed = ("L1-d12-s0", "L1-d12-s0 lr×0.5", "L1-d12-s1", "L1-d12-s1 lr×0.5")
     spec = leave_rows(tmp_path, "search.lr_factors=[0.5, 1]", failed=failed)
     answer = interplay.run(spec, results=tmp_path)
@@ -186,8 +189,8 @@ def test_cells_that_failed_are_in_the_answer(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("failed", "said"), [(["L1-d12-s0"], "1 cell failed .L1-d12-s0: "), ([], "every cell diverged")]
 )
-def test_a_study_without_a_loss_says_why(tmp_path, monkeypatch, failed, said):
-    untrained(monkeypatch)
+@pytest.mark.usefixtures("untrained")
+def test_a_study_without_a_loss_says_why(tmp_path, failed, said):
     spec = leave_rows(tmp_path, failed=failed, lost=True)
     with pytest.raises(SpecError, match=f"no cell of the study 'small' has a usable loss: {said}"):
         interplay.run(spec, results=tmp_path)

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from analysis.numbers import duration
 from study.cluster.cluster_file import TYPES, ClusterFile, Finding, need, read
-from study.cluster.prices import Option, Pool, StudyPrice, hour, pools, price_study, prices
+from study.cluster.prices import Option, Pool, StudyPrice, hour, pools, price_study
 from study.cluster.rules import check_any, check_aws, check_local, check_schema, refuse_legacy
 from study.errors import SpecError
+from study.plan.prices import money, prices
 from study.spec.study import load_spec
 
 #: Values of `provider.type` that this command supports, and their rules.
@@ -39,11 +40,12 @@ class Checked:
             "notes": self.file.notes,
             "price": {
                 "head_machine": self.file.get(TYPES, self.file.head, "node_config", "InstanceType"),
-                "head_hour": self.head_hour,
+                "head_dollars_per_hour": self.head_hour,
                 "pools": [
                     {
                         "pool": pool.name,
-                        **{name: getattr(pool, name) for name in ("machine", "most", "spot", "hour")},
+                        **{name: getattr(pool, name) for name in ("machine", "most", "spot")},
+                        "dollars_per_hour": pool.hour,
                         "holds": pool.what and pool.what.model_dump(exclude={"hour"}),
                     }
                     for pool in self.pools
@@ -83,6 +85,8 @@ def check_view(checked: Checked) -> RenderableType:
         lines += [Text(), _prices(checked)]
     if (study := checked.study) and study.options:
         hours = f"{study.device_hours:,.3g} device-hours in total (estimated)"
+        if study.devices_dollars is not None:
+            hours += f", {money(study.devices_dollars)} for these alone, as `interplay plan` has it"
         lines += [Text(), Text(f"{study.study}: {study.cells} cells, {hours}")]
         lines += [Text(f"  {option_text(option)}") for option in study.options]
     if checked.head_hour:
@@ -100,18 +104,11 @@ def check_view(checked: Checked) -> RenderableType:
     return Group(*lines, Text(), verdict)
 
 
-def about(dollars: float) -> str:
-    """Write a sum of money with two digits, the precision of the estimate."""
-    if 0 < dollars < 0.01:
-        return "1 cent"
-    return f"${float(f'{dollars:.2g}'):,.0f}" if dollars >= 10 else f"${dollars:.2f}"
-
-
 def option_text(option: Option) -> str:
     """Machines, time and price of a study on one pool."""
-    money = "unknown price" if option.dollars is None else f"about {about(option.dollars)} with the head"
+    price = "unknown price" if option.dollars is None else f"about {money(option.dollars)} with the head"
     time = duration(option.hours * 3600)
-    return f"on {option.pool} alone, {option.machines} x {option.machine}: {time}, {money}"
+    return f"on {option.pool} alone, {option.machines} x {option.machine}: {time}, {price}"
 
 
 def _line(kind: str, style: str, found: Finding) -> Text:
@@ -124,10 +121,10 @@ def _prices(checked: Checked) -> Table:
     for title in ("pool", "machine", "maximum", "one, per hour", "all, per hour"):
         table.add_column(title, justify="left" if title in ("pool", "machine") else "right")
     if checked.head_hour:
-        one, machine = f"about {about(checked.head_hour)}", checked.file.machine(checked.file.head)
+        one, machine = f"about {money(checked.head_hour)}", checked.file.machine(checked.file.head)
         table.add_row("head", machine, "1", one, "until `ray down`")
     for pool in checked.pools:
-        one, every = (f"about {about(pool.hour * n)}" if pool.hour else "" for n in (1, pool.most))
+        one, every = (f"about {money(pool.hour * n)}" if pool.hour else "" for n in (1, pool.most))
         machine = f"{pool.machine}, spot" if pool.spot else pool.machine
         table.add_row(pool.name, machine, str(pool.most), one or "unknown", every)
     return table

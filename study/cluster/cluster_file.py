@@ -5,7 +5,9 @@ Whoever has the token can run programs on every machine, so it is never printed.
 
 import re
 import secrets
+import shlex
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -221,8 +223,20 @@ def need(purpose: str, module: str) -> None:
         import_module(module)
     except ImportError as error:
         raise SpecError(
-            f"{purpose} needs {module}, of the extra `cluster`; install it: pip install 'interplay[cluster]'."
+            f"{purpose} needs {module}, of the extra `cluster`; install it: {install_command('cluster')}"
         ) from error
+
+
+def install_command(extra: str) -> str:
+    """Return the shell command that installs an extra into this environment, from the clone if there is one."""
+    pip = Path(sys.prefix) / "bin" / "pip"
+    clone = Path(__file__).parents[2]
+    if not (clone / "constraints.txt").is_file():
+        return shlex.join([str(pip), "install", f"interplay[{extra}]"])
+    here = Path.cwd()
+    pip = pip.relative_to(clone) if pip.is_relative_to(clone) else pip
+    command = shlex.join([str(pip), "install", "-c", "constraints.txt", "-e", f".[{extra}]"])
+    return command if clone == here else f"cd {shlex.quote(str(clone))} && {command}"
 
 
 def make_token(cluster: ClusterFile) -> tuple[Path, Literal["made", "kept", "corrected"]]:

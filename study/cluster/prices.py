@@ -1,17 +1,12 @@
 """The pools of a cluster file with their approximate prices, and whether a study fits them and what it costs."""
 
-import datetime
 import math
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-
-import yaml
-from pydantic import BaseModel
 
 from study.cluster.cluster_file import TYPES, ClusterFile
 from study.plan.cells import with_trials_per_gpu
 from study.plan.plan import make_plan
+from study.plan.prices import InstanceType, prices
 from study.spec.devices import DEVICES
 from study.spec.resources import ResourcesSection
 from study.spec.study import StudySpec, studies
@@ -22,36 +17,6 @@ from trainables.errors import InputError
 MONTH_HOURS = 730
 #: Share of a machine's memory that Ray gives to processes; the rest is its object store (ray 2.60).
 PROCESS_SHARE = 0.7
-
-
-class InstanceType(BaseModel):
-    """One type of machine."""
-
-    cpus: int
-    memory_gib: int
-    gpus: int = 0
-    device: str = "cpu"
-    """Name of its GPU in `resources.device` of a spec."""
-    hour: float | None = None
-    """Dollars per hour on demand; None if it is sold by reservation only."""
-
-
-class Prices(BaseModel):
-    """The table `prices.yaml`."""
-
-    date: datetime.date
-    region: str
-    page: str
-    spot_share: float
-    gp3_gb_month: float
-    types: dict[str, InstanceType]
-
-
-@cache
-def prices() -> Prices:
-    """Return the table; comments in the file name the sources and the assumptions."""
-    text = (resources.files("study") / "cluster" / "prices.yaml").read_text(encoding="utf-8")
-    return Prices.model_validate(yaml.safe_load(text))
 
 
 @dataclass(frozen=True)
@@ -116,6 +81,8 @@ class StudyPrice:
     cells: int
     device_hours: float
     options: tuple[Option, ...]
+    devices_dollars: float | None
+    """Of the devices while they train, as in a plan: without head, disks and idle devices; None without a price."""
 
 
 def price_study(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
@@ -142,7 +109,10 @@ def price_study(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
             dollars = None if first.dollars is None else math.fsum(one.dollars or 0.0 for one in same)
             options.append(Option(first.pool, first.machine, machines, hours, dollars))
     cells, device_hours = sum(one.cells for one in known), math.fsum(one.device_hours for one in known)
-    return StudyPrice(spec.name, cells, device_hours, tuple(options))
+    alone = [one.devices_dollars for one in known if one.devices_dollars is not None]
+    return StudyPrice(
+        spec.name, cells, device_hours, tuple(options), math.fsum(alone) if len(alone) == len(known) else None
+    )
 
 
 def _price(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
@@ -183,7 +153,7 @@ def _price(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
             hours = plan.hours_on(max(1, min(devices, count * ranks)))
             dollars = None if pool.hour is None or head is None else hours * (count * pool.hour + head)
             options.append(Option(pool.name, pool.machine, count, hours, dollars))
-    return StudyPrice(spec.name, plan.cell_count, plan.device_hours, tuple(options))
+    return StudyPrice(spec.name, plan.cell_count, plan.device_hours, tuple(options), plan.cost)
 
 
 def capacity_of(file: ClusterFile, resources: ResourcesSection) -> Capacity:

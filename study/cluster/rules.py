@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from study.cluster.cluster_file import TOKEN, TYPES, ClusterFile, open_to_others, read_token
-from study.cluster.prices import prices
 from study.errors import SpecError
+from study.plan.prices import prices
 from trainables.errors import did_you_mean
 
 #: Ray's own key in a `node_config`, for a choice of subnets.

@@ -4,6 +4,7 @@ import asyncio
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from study.cluster.prices import price_study
 from study.cluster.rules import AWS_METADATA, check_metadata
 from study.errors import SpecError
 from study.plan.plan import make_plan
+from study.plan.prices import money
 from study.spec import yaml_file
 from study.spec.study import StudySpec, load_spec
 from trainables.errors import did_you_mean
@@ -31,6 +33,8 @@ from trainables.errors import did_you_mean
 #: Key of the study's name in a job's metadata.
 STUDY_KEY = "interplay_study"
 STOPPED = 130
+#: A study that costs more is submitted only if the user agrees.
+ASK_DOLLARS = 50.0
 #: Time limit for a head that has just started: its dashboard answers before it can start jobs (ray 2.60).
 AGENT_SECONDS = 60.0
 NO_AGENT = "status code 500: No available agent to submit job"
@@ -44,24 +48,35 @@ def submit(
     submission: str | None,
     *,
     wait: bool,
+    yes: bool = False,
+    most: float | None = None,
 ) -> int:
     """Send a study to a cluster and follow it; the options are those of `interplay submit`.
 
-    Returns the exit status of the study: 0, 1 or 2 as of `interplay run`, 130 if the job or the following was stopped.
+    Above `ASK_DOLLARS`, or where the price is not known, it asks unless `yes`; above `most` dollars it refuses.
+
+    Returns the exit status of the study: 0, 1 or 2 as of `interplay run`, 130 if the job or the following was stopped
+    or the user did not agree to the price.
 
     Raises:
-        SpecError: the spec is wrong or does not fit the cluster, the study already runs there, the package is too
-            large, or as `connect`.
+        SpecError: the spec is wrong or does not fit the cluster, costs more than `most` or needs an answer without a
+            terminal, the study already runs there, the package is too large, or as `connect`.
     """
     spec = load_spec(source, overrides)
     cluster_file = None if file is None else read(file)
+    dollars = None
     if cluster_file is not None and cluster_file.provider == "aws":
-        _check(spec, cluster_file, opens_tunnel=address is None)
+        dollars = _check(spec, cluster_file, opens_tunnel=address is None)
     else:
         # The sizes of the machines are unknown; data, shapes and options are checked.
         make_plan(spec, to_read=True)
     with tempfile.TemporaryDirectory() as scratch:
         entrypoint = pack(source, overrides, spec, Path(scratch))
+        # Machines that one has cost nothing more.
+        is_owned = cluster_file is not None and cluster_file.provider == "local"
+        if not is_owned and not _agreed(dollars, most, yes=yes):
+            _print("Nothing was submitted.")
+            return STOPPED
         with connect(file, address) as cluster:
             with Console().status("sending the study"):
                 _refuse_second_driver(cluster, spec.name)
@@ -214,8 +229,28 @@ def _inside(path: str, checkout: Path | None) -> str:
     return inside
 
 
-def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool) -> None:
-    """Refuse here what `ray dashboard` or the driver would refuse later; print warnings and the estimated price."""
+def _agreed(dollars: float | None, most: float | None, *, yes: bool) -> bool:
+    """Whether the user agrees to a price, None if it is not known; asks only where it is high or not known."""
+    price = "The price of this study is not known here"
+    if dollars is not None:
+        price = f"This study costs about {money(dollars)}"
+        if most is not None and dollars > most:
+            raise SpecError(f"{price}, above --max-dollars {most:g}; nothing was submitted.")
+        if dollars <= ASK_DOLLARS:
+            return True
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        again = shlex.join(["interplay", *sys.argv[1:], "--yes"])
+        raise SpecError(f"{price}, and without a terminal nobody can be asked. To submit it: {again}")
+    return input(f"{price}. Submit it? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool) -> float | None:
+    """Refuse here what `ray dashboard` or the driver would refuse later; print warnings and the estimated price.
+
+    Returns the price in dollars on the most expensive of the pools that the study can use; None if one is not known.
+    """
     if opens_tunnel:
         need("opening a tunnel", "boto3")
         check_metadata(file, AWS_METADATA)
@@ -225,8 +260,11 @@ def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool) -> None:
         raise SpecError(f"{file.name} cannot be used: {found}. See `interplay cluster check {file.name}`.")
     for warning in file.warnings:
         _print(Text.assemble(("warning: ", "yellow"), f"{warning.message}."))
-    for option in price.options if price else ():
+    options = price.options if price else ()
+    for option in options:
         _print(f"Estimated {option_text(option)}.")
+    known = [option.dollars for option in options if option.dollars is not None]
+    return max(known) if known and len(known) == len(options) else None
 
 
 def _refuse_second_driver(cluster: Cluster, study: str) -> None:

@@ -1,6 +1,7 @@
 """`interplay plan`, `try` and `presets`: the cells of a study and their costs, planned and as timed here."""
 
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import resources
@@ -14,9 +15,10 @@ from rich.text import Text
 
 from analysis.numbers import duration
 from study.commands import series
-from study.commands.output import show, text_table
+from study.commands.output import say, show, text_table
 from study.errors import SpecError
 from study.plan.plan import Plan, by_hand, make_plan
+from study.plan.prices import money
 from study.plan.table import plan_table
 from study.spec.study import load_spec, studies
 from study.tracking.study_paths import study_paths
@@ -28,6 +30,8 @@ def show_plan(spec: str, overrides: Sequence[str], *, as_json: bool) -> None:
     if loaded.vary is None:
         plan = make_plan(loaded)
         show(plan.to_json(), plan_table(plan), as_json=as_json)
+        if plan.planner.speed and not as_json:
+            say("To time the steps again: ", _command("try", spec, overrides))
     else:
         show(*series.plan(loaded), as_json=as_json)
 
@@ -64,29 +68,28 @@ def try_steps(spec: str, overrides: Sequence[str], results: Path, *, as_json: bo
     paths = study_paths(loaded, results.resolve())
     progress = Console(stderr=True, quiet=as_json)
     packed(loaded.data, loaded.training.context, paths.data, plan.cells[0].cell.data_key, progress)
-    with progress.status("timing a few steps"):
-        timed = time_steps(plan, paths.data)
+    timed = time_steps(plan, paths.data, progress)
     after = make_plan(loaded)
     cells: list[dict[str, Any]] = []
     rows = []
-    for planned, times in timed:
+    for planned, measured in timed.cells:
         seconds = layouts.choose(planned.cell.shape).cost.step_seconds
         utilisation = None
         if layouts.device.is_gpu:
-            utilisation = times.flops_per_second / layouts.device.peak[plan.precision]
+            utilisation = measured.flops_per_second / layouts.device.peak[plan.precision]
         name = f"L{planned.cell.shape.depth} d{planned.cell.shape.width}"
         cells.append(
             {
                 "cell": name,
-                "step_seconds": times.step_seconds,
+                "step_seconds": measured.step_seconds,
                 "planned_step_seconds": seconds,
-                "memory_bytes": times.memory_bytes,
+                "memory_bytes": measured.memory_bytes,
                 "planned_memory_bytes": planned.memory_bytes,
                 "utilisation": utilisation,
             }
         )
-        both_seconds = (f"{1000 * value:.3g} ms" for value in (times.step_seconds, seconds))
-        both_bytes = (f"{value / 1e6:,.0f} MB" for value in (times.memory_bytes, planned.memory_bytes))
+        both_seconds = (f"{1000 * value:.3g} ms" for value in (measured.step_seconds, seconds))
+        both_bytes = (f"{value / 1e6:,.0f} MB" for value in (measured.memory_bytes, planned.memory_bytes))
         rows.append((name, *both_seconds, *both_bytes, "-" if utilisation is None else f"{utilisation:.1%}"))
     names = ("cell", "step", "planned", "memory", "planned", "of the peak")
     summary = (
@@ -94,9 +97,16 @@ def try_steps(spec: str, overrides: Sequence[str], results: Path, *, as_json: bo
         f"{duration(plan.hours * 3600)}). Plans on this machine use these times from now on."
     )
     head = {"name": plan.name, "device": plan.device}
-    document = {**head, "cells": cells, "hours": after.hours, "planned_hours": plan.hours}
+    times = {"hours": after.hours, "planned_hours": plan.hours, "busy": timed.speed.busy}
+    document = {**head, "cells": cells, **times}
     view = Group(text_table(plan.name, names, rows, left=("cell",)), Text(summary))
     show(document, view, as_json=as_json)
+    if timed.speed.busy and not as_json:
+        say("The machine was busy meanwhile. When it is quiet: ", _command("try", spec, overrides))
+
+
+def _command(verb: str, spec: str, overrides: Sequence[str]) -> str:
+    return shlex.join(["interplay", verb, spec, *overrides])
 
 
 def catalogue() -> list[dict[str, Any]]:
@@ -116,7 +126,9 @@ def catalogue() -> list[dict[str, Any]]:
                     "cells": sum(plan.cell_count for plan in plans),
                     "flops": math.fsum(plan.flops for plan in plans),
                     "hours": math.fsum(plan.hours for plan in plans),
-                    "cost": None if plans[0].cost is None else math.fsum(plan.cost or 0.0 for plan in plans),
+                    "cost_dollars": None
+                    if plans[0].cost is None
+                    else math.fsum(plan.cost or 0.0 for plan in plans),
                     "result": result and {**result, "date": result["date"].isoformat()},
                 }
             )
@@ -135,6 +147,8 @@ def catalogue_view(records: Sequence[dict[str, Any]]) -> RenderableType:
             size = f"{record['cells']:,} cells, {duration(seconds)}"
             if not record["device"].startswith("cpu"):
                 size += f" on {record['slots']} {record['device']}"
+            if record["cost_dollars"] is not None:
+                size += f", {money(record['cost_dollars'])}"
             lines.append(f"{record['name']:{width}}  {record['description']}")
             lines.append(f"  [dim]{size}: {result['text'] if result else 'not run yet'}[/]")
     lines += ["", "[dim]Times are as recorded on two CPU cores, else estimates; `--json` has both.[/]"]

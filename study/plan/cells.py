@@ -10,6 +10,7 @@ from analysis.numbers import digits
 from study.errors import SpecError
 from study.plan.cost import Cost
 from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner, divisors, gigabytes
+from study.plan.prices import GpuPrice, gpu_price
 from study.plan.speed import Speed, known_speed
 from study.spec.devices import DEVICES, Device, cores, local_gpus, usable_memory
 from study.spec.frontier import FrontierShape, shapes
@@ -45,7 +46,7 @@ class PlannedCell:
     seconds: float
     """Wall-clock seconds from start to end, all ranks in parallel."""
     cost: float | None
-    """Price for all ranks, in the currency of `resources.price_per_hour`; None without a price."""
+    """Dollars for all ranks, by `Planner.hour`; None without a price."""
     flags: tuple[str, ...]
     """Warnings about the shape and reasons for its layout."""
     purpose: str = ""
@@ -85,7 +86,7 @@ class PlannedCell:
             "micro_batch": self.layout.sequences(cell.recipe),
             "ranks": self.layout.ranks,
             "seconds": self.seconds,
-            "cost": self.cost,
+            "cost_dollars": self.cost,
             "flags": list(self.flags),
         }
 
@@ -119,6 +120,8 @@ class Planner:
     """The different training sequences there will be; None if that is unknown before the data is packed."""
     speed: Speed | None = None
     """The measured speed of this machine that the times follow; None if it was not measured, or on a cluster."""
+    price: GpuPrice | None = None
+    """Of its device, by the table of prices."""
     _known: dict[Shape, Choice] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -141,6 +144,12 @@ class Planner:
     def at_least(self) -> str:
         """`at least ` for text, which may have fewer sequences than its size allows; empty for rows."""
         return "" if isinstance(self.spec.data, RowData) else "at least "
+
+    @property
+    def hour(self) -> float | None:
+        """Dollars per hour of one device: as the spec has it, else of a GPU at AWS; None without a price."""
+        own = self.spec.resources.price_per_hour
+        return own if own is not None or self.price is None else self.price.hour
 
     def cells(self, found: FrontierShape, seeds: Iterable[int]) -> list[PlannedCell]:
         """Plan a shape with every learning-rate factor of the spec and these seeds."""
@@ -166,7 +175,7 @@ class Planner:
                 "positive number."
             )
         seconds = cost.seconds(resources.evaluations, self.spec.data.held_out_tokens(self.recipe.context))
-        price = resources.price_per_hour
+        price = self.hour
         return PlannedCell(
             cell=Cell(
                 shape=shape,
@@ -207,7 +216,8 @@ def make_planner(
     if speed:
         device = speed.of(device)
     layouts = LayoutPlanner(resources, device, slots, recipe, vocabulary, not to_read, room)
-    return Planner(spec, recipe, key, layouts, spec.data.training_windows(recipe.context, base), speed)
+    windows = spec.data.training_windows(recipe.context, base)
+    return Planner(spec, recipe, key, layouts, windows, speed, gpu_price(device.name))
 
 
 def with_trials_per_gpu(spec: StudySpec) -> StudySpec:

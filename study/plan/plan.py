@@ -15,6 +15,7 @@ from analysis.runs.epochs import repeat_warning
 from study.errors import SpecError
 from study.plan.cells import PlannedCell, Planner, make_planner
 from study.plan.layouts import ClusterCapacity, gigabytes
+from study.plan.prices import money
 from study.spec.devices import LINK_SHARE, local_gpus
 from study.spec.frontier import FrontierShape, Miss, added_shapes, misses, shapes
 from study.spec.search import CrossingSection, OptunaSection, SearchSection
@@ -30,7 +31,7 @@ from trainables.layout import Layout
 NOTED_BYTES = 1e9
 #: What the JSON of a plan has of the plan, of its totals and of each `Miss`.
 SHARED = ("protocol", "device", "slots", "precision", "vocabulary", "entropy")
-TOTALS = ("tokens", "flops", "device_hours", "hours", "cost")
+TOTALS = ("tokens", "flops", "device_hours", "hours")
 MISS = ("budget", "depth", "nearest_width", "deviation", "reason")
 
 
@@ -148,7 +149,7 @@ class Plan:
 
     @property
     def cost(self) -> float | None:
-        """Price of all cells that are trained; None without `resources.price_per_hour`."""
+        """Dollars of all cells that are trained, for their devices alone; None without a price of the device."""
         return None if any(p.cost is None for p in self.cells) else self.expected("cost")
 
     def planned(self, key: str) -> PlannedCell:
@@ -179,6 +180,7 @@ class Plan:
                 "cells": self.cell_count,
                 "candidate_cells": len(self.pool),
                 **{name: getattr(self, name) for name in TOTALS},
+                "cost_dollars": self.cost,
             },
             "cells": [planned.row() for planned in self.cells],
             "more_cells": [planned.row() for planned in self.more],
@@ -357,7 +359,10 @@ def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
                 "puts all cells at stage 1"
             )
     if speed:
-        notes.append(f"time by {len(speed.cells)} cells that were timed on this machine on {speed.date}")
+        busy = ", while it was busy with other work" if speed.busy else ""
+        notes.append(
+            f"time by {len(speed.cells)} cells that were timed on this machine on {speed.date}{busy}"
+        )
     if device.is_gpu:
         if recipe.precision == "fp32":
             slower = device.peak["bf16"] / device.peak["fp32"]
@@ -374,6 +379,14 @@ def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
             notes.append(
                 "no GPU is visible here, so time assumes one; set `resources.slots` to plan for more"
             )
+    if planner.hour is not None:
+        own = spec.resources.price_per_hour is not None
+        source = "`resources.price_per_hour`" if own or not planner.price else planner.price.source
+        more = "" if own else "; `resources.price_per_hour` takes your own"
+        notes.append(
+            f"price: {money(planner.hour)} per device and hour ({source}) while it trains; a cluster's head, disks and "
+            f"idle devices are extra, see `interplay cluster check FILE`{more}"
+        )
     kept = sum(p.parameters.total for p in cells) * 4
     if spec.resources.keep_weights == "final" and kept >= NOTED_BYTES:
         notes.append(

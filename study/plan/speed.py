@@ -39,6 +39,7 @@ class Speed:
         recipe: what decides the time of a step besides the shape.
         cells: names of the measured cells.
         date: day of the measurement.
+        busy: whether other work took a part of the processors meanwhile.
     """
 
     step: float
@@ -50,6 +51,7 @@ class Speed:
     recipe: dict[str, Any]
     cells: list[str]
     date: str
+    busy: bool
 
     def of(self, device: Device) -> Device:
         """Return the device with its constants as measured."""

@@ -13,6 +13,7 @@ from rich.text import Text
 from analysis.numbers import duration, prefixed, short
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
+from study.plan.prices import money
 from study.spec.search import LEAST_DEPTHS, CrossingSection, OptunaSection
 
 #: Most shapes that are listed; rich takes a second for a thousand lines.
@@ -38,7 +39,7 @@ def plan_table(plan: Plan) -> Group:
         "time": duration(plan.hours * 3600),
     }
     if plan.cost is not None:
-        columns["cost"] = _money(plan.cost)
+        columns["price"] = money(plan.cost)
     if all(planned.layout.ranks == 1 for planned in plan.cells):
         del columns["TP"]
     flags: dict[str, str] = {}
@@ -104,7 +105,7 @@ def _row(
         "memory": f"{prefixed(first.memory_bytes)}B",
         "TP": f"{first.layout.tensor_parallel}{groups}",
         "time": duration(first.seconds),
-        "cost": _money(sum(planned.cost or 0.0 for planned in group)),
+        "price": money(sum(planned.cost or 0.0 for planned in group)),
     }
 
 
@@ -167,11 +168,6 @@ def search_notes(plan: Plan) -> list[str]:
 def _count(number: float) -> str:
     """Return a number of parameters or tokens: all digits below 100 thousand, else three; B is 10⁹ as in specs."""
     return f"{number:,.0f}" if number < 1e5 else short(number, 3)
-
-
-def _money(cost: float) -> str:
-    """Return a cost, with two decimals below 10."""
-    return f"{cost:,.0f}" if cost >= 10 else f"{cost:,.2f}"
 
 
 def _mark(number: int) -> str:

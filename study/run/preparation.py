@@ -5,9 +5,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,8 +29,13 @@ from trainables.train.step_times import StepTimes
 
 #: Seconds between two lines on the packing where the output is no terminal.
 LINE_SECONDS = 30.0
-#: Seconds after which a measurement is given up.
-LIMIT = 300.0
+#: Seconds that a measurement may take: on a CPU, and on a GPU, for which each cell may be compiled. Cells that are not
+#: timed by then are left out.
+CPU_LIMIT, GPU_LIMIT = 30.0, 300.0
+#: The least share of its wall time that a process of one thread spends computing on a quiet machine. Beside as many
+#: busy processes as cores it is about a half (0.50 to 0.63, measured). The load average would count the timed processes
+#: too, and what ended a minute ago.
+QUIET_SHARE = 0.9
 #: A study that the plan gives less time than this is not worth the measurement.
 WORTH_SECONDS = 30.0
 
@@ -93,7 +99,9 @@ def shown(console: Console) -> Iterator[OnProgress]:
 
 
 def is_worth_timing(plan: Plan, left: float = 1.0) -> bool:
-    """Whether no cells of the plan's recipe were timed on this machine, and what is left takes more than seconds.
+    """Whether the speed of this machine for the plan's recipe is unknown, and what is left takes more than seconds.
+
+    A speed that was measured beside other work counts as unknown.
 
     Args:
         plan: of the study.
@@ -101,12 +109,16 @@ def is_worth_timing(plan: Plan, left: float = 1.0) -> bool:
     """
     planner, speed = plan.planner, plan.planner.speed
     is_here = machine(planner.layouts.device) is not None
-    known = speed is not None and speed.recipe == deciding(planner.recipe, planner.layouts.vocabulary)
+    known = (
+        speed is not None
+        and not speed.busy
+        and speed.recipe == deciding(planner.recipe, planner.layouts.vocabulary)
+    )
     return is_here and not known and left * plan.hours * 3600 >= WORTH_SECONDS and bool(tried_cells(plan))
 
 
 def tried_cells(plan: Plan) -> list[PlannedCell]:
-    """Return the cells that are timed: the largest, and of the others the cheapest, the deepest and the widest.
+    """Return the cells that are timed: the cheapest, the largest, and of the others the deepest and the widest.
 
     Only cells of one rank can be timed; there may be none.
     """
@@ -115,61 +127,100 @@ def tried_cells(plan: Plan) -> list[PlannedCell]:
         return []
     deepest = max(cells, key=lambda planned: planned.cell.shape.depth)
     widest = max(cells, key=lambda planned: planned.cell.shape.width)
-    return list({planned.cell.shape: planned for planned in (cells[-1], cells[0], deepest, widest)}.values())
+    return list({planned.cell.shape: planned for planned in (cells[0], cells[-1], deepest, widest)}.values())
 
 
-def time_steps(plan: Plan, data: str | Path) -> list[tuple[PlannedCell, StepTimes]]:
+@dataclass(frozen=True)
+class Timed:
+    """The steps of some cells of a plan, and the speed that was kept."""
+
+    cells: list[tuple[PlannedCell, StepTimes]]
+    speed: Speed
+
+
+def time_steps(plan: Plan, data: str | Path, console: Console) -> Timed:
     """Time cells of a plan, as many side by side as it has workers on a CPU, and keep the speed for later plans.
+
+    It takes at most `CPU_LIMIT` or `GPU_LIMIT` seconds; the console shows how far it is.
 
     Args:
         plan: for this machine.
         data: folder or URI of the packed data.
+        console: for one line of progress.
 
     Raises:
-        SpecError: a cell cannot be trained.
+        SpecError: a cell cannot be trained, or not even the first was timed within the limit.
     """
     planner, cells = plan.planner, tried_cells(plan)
     device = planner.layouts.device
+    limit = GPU_LIMIT if device.is_gpu else CPU_LIMIT
     asked = json.dumps([[p.cell.model_dump(mode="json"), p.layout.model_dump(mode="json")] for p in cells])
-    command = [sys.executable, "-m", "trainables.train.step_times", str(data)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with contextlib.ExitStack() as stack:
-        started = []
-        for _ in range(1 if device.is_gpu else plan.slots):
-            process = subprocess.Popen(
-                command, env=environment, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            assert process.stdin is not None
-            process.stdin.write(asked)
-            process.stdin.close()
-            process.stdin = None
-            started.append(process)
-        found = []
-        for process in started:
-            try:
-                output, errors = process.communicate(timeout=LIMIT)
-            except subprocess.TimeoutExpired as error:
-                raise SpecError(
-                    f"the steps of {len(cells)} cells took longer than {LIMIT:.0f} s; it was given up."
-                ) from error
-            if process.returncode:
-                last = errors.strip().rpartition("\n")[2]
-                raise SpecError(f"a cell of {plan.name!r} could not be trained for a few steps: {last}")
-            found.append(
-                [StepTimes.model_validate_json(line) for line in output.splitlines() if line.startswith("{")]
-            )
-    times = [max(same, key=lambda one: one.step_seconds) for same in zip(*found, strict=True)]
+    workers = 1 if device.is_gpu else plan.slots
+    with console.status("timing a few steps") as status, tempfile.TemporaryDirectory() as scratch:
+        found = _step_times(
+            asked, str(data), workers, limit, Path(scratch), lambda done, left: status.update(
+                f"timing a few steps: {done} of {len(cells)} cells, at most {duration(left)} left"
+            ),
+        )  # fmt: skip
+    times = [max(same, key=lambda one: one.step_seconds) for same in zip(*found, strict=False)]
+    if not times:
+        raise SpecError(f"the steps of the smallest cell took longer than {limit:.0f} s; it was given up.")
+    cells = cells[: len(times)]
     costs = [replace(planner.layouts.choose(p.cell.shape).cost, device=DEVICES[device.name]) for p in cells]
     step, layer, work = fitted(costs, [one.step_seconds for one in times])
+    computing = min(one.computing for same in found for one in same)
     speed = Speed(
         step=step, layer=layer, work=work,
         machine=machine(device), device=device.name, workers=plan.slots,
         recipe=deciding(planner.recipe, planner.layouts.vocabulary),
         cells=[f"L{p.cell.shape.depth}-d{p.cell.shape.width}" for p in cells],
         date=datetime.now(UTC).date().isoformat(),
+        busy=not device.is_gpu and computing < QUIET_SHARE,
     )  # fmt: skip
     keep(speed)
-    return list(zip(cells, times, strict=True))
+    return Timed(list(zip(cells, times, strict=True)), speed)
+
+
+def _step_times(
+    asked: str, data: str, workers: int, limit: float, scratch: Path, show: Callable[[int, float], None]
+) -> list[list[StepTimes]]:
+    """Run `trainables.train.step_times` in some processes at a time; return what each has timed within the limit.
+
+    Their output goes to files below `scratch`, which are read while they run.
+    """
+    command = [sys.executable, "-m", "trainables.train.step_times", data]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    (scratch / "cells").write_text(asked)
+    outputs = [scratch / f"{index}.out" for index in range(workers)]
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        started = []
+        for output in outputs:
+            files = [
+                stack.enter_context(path.open(mode))
+                for path, mode in (
+                    (scratch / "cells", "r"),
+                    (output, "w"),
+                    (output.with_suffix(".err"), "w"),
+                )
+            ]
+            process = subprocess.Popen(
+                command, env=environment, stdin=files[0], stdout=files[1], stderr=files[2]
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            started.append(process)
+        while (left := began + limit - time.monotonic()) > 0 and any(one.poll() is None for one in started):
+            show(min(len(_lines(output)) for output in outputs), left)
+            time.sleep(0.1)
+        for process, output in zip(started, outputs, strict=True):
+            if process.poll():
+                last = output.with_suffix(".err").read_text(errors="replace").strip().rpartition("\n")[2]
+                raise SpecError(f"a cell could not be trained for a few steps: {last}")
+    return [[StepTimes.model_validate_json(line) for line in _lines(output)] for output in outputs]
+
+
+def _lines(output: Path) -> list[str]:
+    """The whole lines of JSON in a file that a process may be writing."""
+    whole = output.read_text(errors="replace").rpartition("\n")[0]
+    return [line for line in whole.splitlines() if line.startswith("{")]

@@ -16,6 +16,7 @@ from analysis.runs.epochs import repeat_warning
 from study.errors import SpecError
 from study.plan import Plan, make_plan
 from study.plan.cells import with_trials_per_gpu
+from study.plan.prices import money
 from study.results.answer import answer
 from study.run.console import Viewer
 from study.run.interrupts import stop_signals
@@ -225,13 +226,15 @@ class _Run:
         if not self._is_worth_timing():
             return
         try:
-            with self.console.status("timing a few steps"):
-                time_steps(self.plan, self.paths.data)
+            timed = time_steps(self.plan, self.paths.data, self.console)
         except (SpecError, OSError) as error:
             self._warn(f"The times of the plan stay estimates: {error}")
         else:
             self.plan = with_recorded(make_plan(self.spec), self.rows)
-            self.console.print(f"By a few steps on this machine: {self._time()}.")
+            busy = (
+                " The machine was busy meanwhile; the next run times them again." if timed.speed.busy else ""
+            )
+            self.console.print(f"By a few steps on this machine: {self._time()}.{busy}")
 
     def _is_worth_timing(self) -> bool:
         return self.cluster is None and is_worth_timing(self.plan, 1 - len(self._done()) / self._total)
@@ -271,7 +274,8 @@ class _Run:
         return {key: row.loss for key, row in ended.items() if not row.purpose}
 
     def _time(self) -> str:
-        return f"about {duration(self.plan.hours * 3600)} for all on {self.plan.slots} slots"
+        price = "" if self.plan.cost is None else f", {money(self.plan.cost)}"
+        return f"about {duration(self.plan.hours * 3600)}{price} for all on {self.plan.slots} slots"
 
     def _announce(self) -> None:
         plan, total, done = self.plan, self._total, len(self._done())

@@ -113,7 +113,7 @@ class ResourcesSection(Section):
     keep_weights: Literal["final", "none"] = "final"
     """final: the weights of each cell that is done stay in the results folder, for `interplay export`"""
     price_per_hour: float | None = Field(default=None, ge=0, le=1e9)
-    """of one slot, in any currency"""
+    """dollars per hour of one device; by default that of a GPU at AWS, on demand"""
     utilisation: float | None = Field(default=None, ge=1e-6, le=1)
     """share of the device's peak that plans assume, instead of the built-in one"""
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,13 @@ import pytest
 import yaml
 
 from study import cli
-from study.cluster.check import about, check
-from study.cluster.prices import PROCESS_SHARE, detected_resources, prices
+from study.cluster.check import check
+from study.cluster.prices import PROCESS_SHARE, detected_resources
 from study.errors import SpecError
+from study.plan.plan import make_plan
+from study.plan.prices import gpu_price, money, prices
 from study.spec.devices import DEVICES
+from study.spec.study import load_spec
 from tests.cluster.files import ROOT, aws
 
 HEAD, SPOT = "available_node_types.head", "available_node_types.spot"
@@ -519,6 +523,22 @@ def test_a_study_is_priced_on_each_pool_that_can_train_it(laptop):
     assert not checked.file.warnings
 
 
+@pytest.mark.parametrize("study", ["one-gpu-night", "levine2020"])
+def test_the_price_of_the_devices_alone_is_that_of_the_plan(laptop, study):
+    found = check(str(aws(laptop)), study).study
+    planned = make_plan(load_spec(study)).cost
+    assert found.devices_dollars == pytest.approx(planned)
+    # Head, disks and idle devices.
+    assert planned < min(option.dollars for option in found.options) < 1.2 * planned
+
+
+def test_a_gpu_costs_its_share_of_the_cheapest_machine_on_demand():
+    assert gpu_price("l4-24gb").hour == prices().types["g6.xlarge"].hour
+    assert gpu_price("a100-80gb").hour == prices().types["p4de.24xlarge"].hour / 8
+    assert gpu_price("cpu") is None
+    assert gpu_price("rtx4090-24gb") is None
+
+
 def test_the_price_of_a_study_grows_with_its_work(laptop):
     path = str(aws(laptop))
     one = check(path, "quickstart", ["resources.pool=cpu"]).study.options[0]
@@ -595,7 +615,7 @@ def test_json_is_one_document_and_the_status_says_whether_it_passes(laptop, caps
         assert set(document) == {"file", "errors", "warnings", "notes", "price"}
         assert bool(document["errors"]) == bool(status)
         assert all(set(found) == {"path", "line", "message"} for found in document["errors"])
-        assert document["price"]["head_hour"] > 0
+        assert document["price"]["head_dollars_per_hour"] > 0
 
 
 def test_the_text_has_one_line_per_finding_and_the_source_of_the_prices(laptop, capsys, monkeypatch):
@@ -637,7 +657,7 @@ def test_the_keys_of_a_spec_are_overridden_by_arguments(laptop, capsys, monkeypa
     ],
 )  # fmt: skip
 def test_money_has_two_digits(dollars, text):
-    assert about(dollars) == text
+    assert money(dollars) == text
 
 
 def test_the_table_agrees_with_ec2_and_with_ray():
@@ -667,7 +687,7 @@ def test_the_share_of_memory_for_processes_is_rays():
 
 @pytest.mark.parametrize(
     ("library", "arguments"),
-    [("botocore", ["cluster", "check", "cluster/aws.yaml"]), ("aiohttp", ["submit", "quickstart"])],
+    [("botocore", ["cluster", "check", "cluster/aws.yaml"]), ("aiohttp", ["submit", "quickstart", "--yes"])],
 )
 def test_a_missing_library_is_an_error_with_the_command_that_installs_it(library, arguments):
     program = f"import sys; sys.modules[{library!r}] = None; import study.cli; study.cli.main()"
@@ -675,10 +695,12 @@ def test_a_missing_library_is_an_error_with_the_command_that_installs_it(library
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert done.returncode == 2
-    assert (
-        f"needs {library}, of the extra `cluster`; install it: pip install 'interplay[cluster]'."
-        in done.stderr
-    )
+    said, _, install = done.stderr.partition("install it: ")
+    assert f"needs {library}, of the extra `cluster`" in said
+    # In the root of a clone, with the pip of this environment and the versions of the clone.
+    pip, *arguments = shlex.split(install)
+    assert arguments == ["install", "-c", "constraints.txt", "-e", ".[cluster]"]
+    assert (ROOT / pip).is_file()
 
 
 def test_the_command_starts_without_the_libraries_of_a_cluster():

@@ -110,9 +110,11 @@ def dashboard(tmp_path, monkeypatch):
     thread.join()
 
 
-def refused(capsys, monkeypatch, *arguments):
+def refused(capsys, monkeypatch, *arguments, yes=True):
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("sys.argv", ["interplay", "submit", *map(str, arguments)])
+    monkeypatch.setattr(
+        "sys.argv", ["interplay", "submit", *map(str, arguments), *(["--yes"] if yes else [])]
+    )
     with pytest.raises(SystemExit) as ended:
         cli.main()
     out, err = capsys.readouterr()
@@ -150,7 +152,16 @@ def sent(dashboard, monkeypatch):
         dashboard.accepts = True
         monkeypatch.setattr(
             "sys.argv",
-            ["interplay", "submit", str(source), *overrides, "--address", dashboard.address, "--no-wait"],
+            [
+                "interplay",
+                "submit",
+                str(source),
+                *overrides,
+                "--address",
+                dashboard.address,
+                "--no-wait",
+                "--yes",
+            ],
         )
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -291,6 +302,61 @@ def test_no_other_answer_is_asked_for_again(dashboard, capsys, monkeypatch):
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
     assert "No disk is left" in err
     assert len(dashboard.submitted) == 1
+
+
+# The price
+
+
+@pytest.fixture
+def at_aws(dashboard, capsys, monkeypatch, tmp_path):
+    """Submit to the machines of cluster/aws.yaml; return the exit status, what was printed and the number of jobs."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/interplay-token").write_text("def")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "400")
+    dashboard.accepts = True
+
+    def submit(*arguments, answer=None, file=("--cluster", "cluster/aws.yaml")):
+        words = ["interplay", "submit", *arguments, *file, "--address", dashboard.address, "--no-wait"]
+        monkeypatch.setattr("sys.argv", words)
+        monkeypatch.setattr("sys.stdin", io.StringIO("" if answer is None else f"{answer}\n"))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: answer is not None, raising=False)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out + err, len(dashboard.submitted)
+
+    return submit
+
+
+@pytest.mark.parametrize(("answer", "status", "jobs"), [("y", 0, 1), ("n", 130, 0), ("", 130, 0)])
+def test_a_study_above_50_dollars_is_submitted_only_if_the_user_agrees(at_aws, answer, status, jobs):
+    ended, printed, submitted = at_aws("one-gpu-night", answer=answer)
+    assert (ended, submitted) == (status, jobs)
+    assert re.search(r"costs about \$5\d\. Submit it\? \[y/N\]", printed)
+
+
+def test_without_a_terminal_the_command_that_agrees_is_named_and_it_submits(at_aws):
+    ended, printed, submitted = at_aws("one-gpu-night")
+    assert (ended, submitted) == (2, 0)
+    program, verb, study, *options = shlex.split(printed.split("To submit it: ")[1])
+    assert (program, verb, study, options[-1]) == ("interplay", "submit", "one-gpu-night", "--yes")
+    assert at_aws("one-gpu-night", "--yes")[::2] == (0, 1)
+
+
+def test_a_cheap_study_is_not_asked_about_and_none_above_the_limit_is_sent(at_aws):
+    assert at_aws("quickstart", "resources.pool=cpu")[::2] == (0, 1)
+    ended, printed, submitted = at_aws("one-gpu-night", "--yes", "--max-dollars", "20")
+    assert (ended, submitted) == (2, 1)
+    assert "--max-dollars 20" in printed
+    assert at_aws("one-gpu-night", "--yes", "--max-dollars", "60")[::2] == (0, 2)
+
+
+def test_a_price_that_is_not_known_is_asked_about(at_aws):
+    ended, printed, submitted = at_aws("quickstart", file=())
+    assert (ended, submitted) == (2, 0)
+    assert "not known" in printed
+    assert at_aws("quickstart", file=(), answer="y")[::2] == (0, 1)
 
 
 # Refusals
@@ -600,7 +666,7 @@ def environment(head):
 
 @pytest.mark.slow
 def test_a_study_is_sent_followed_and_its_status_returned(head):
-    done = command("submit", SMALL, *TINY, "--address", head["address"], **environment(head))
+    done = command("submit", "--yes", SMALL, *TINY, "--address", head["address"], **environment(head))
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"Job \w+ runs small on http", done.stdout)
     assert done.stdout.count("Running entrypoint for job") == 1
@@ -621,7 +687,7 @@ def taken(head):
 
 @pytest.mark.slow
 def test_the_status_of_a_study_that_the_head_refuses_is_returned(head, taken):
-    done = command("submit", *taken, **environment(head))
+    done = command("submit", "--yes", *taken, **environment(head))
     assert done.returncode == 2, done.stdout + done.stderr
     assert "error: " in done.stdout
 
@@ -633,7 +699,7 @@ def test_without_the_clusters_token_nothing_runs(head, tmp_path, token, message)
     if token:
         (tmp_path / "token").write_text(token)
         settings["RAY_AUTH_TOKEN_PATH"] = str(tmp_path / "token")
-    done = command("submit", "quickstart", "--address", head["address"], **settings)
+    done = command("submit", "--yes", "quickstart", "--address", head["address"], **settings)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
@@ -643,7 +709,18 @@ def test_without_the_clusters_token_nothing_runs(head, tmp_path, token, message)
 def test_ctrl_c_ends_the_following_and_not_the_job(head):
     long = ("name=long", "training.steps=20000")
     clean = environment_without("RAY_", "INTERPLAY_")
-    started = [sys.executable, "-u", "-m", "study", "submit", str(SMALL), *long, "--address", head["address"]]
+    started = [
+        sys.executable,
+        "-u",
+        "-m",
+        "study",
+        "submit",
+        "--yes",
+        str(SMALL),
+        *long,
+        "--address",
+        head["address"],
+    ]
     process = subprocess.Popen(
         started, cwd=ROOT, env={**clean, **environment(head)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
@@ -657,7 +734,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(head):
     assert process.returncode == 130, out + err
     assert f"job {known} continues" in out
     assert "Traceback" not in err
-    busy = command("submit", SMALL, *long, "--address", head["address"], **environment(head))
+    busy = command("submit", "--yes", SMALL, *long, "--address", head["address"], **environment(head))
     assert busy.returncode == 2
     assert known in busy.stderr
     stop = shlex.split(re.search(r"stop it: (.*)", out)[1])
@@ -694,7 +771,7 @@ def test_library_defect_ray_sends_a_package_that_its_dashboard_refuses(head, tmp
     (tmp_path / "weights.bin").write_bytes(os.urandom(110 * 2**20))
     settings = {**environment_without("RAY_", "INTERPLAY_"), **environment(head)}
     done = subprocess.run(
-        [sys.executable, "-m", "study", "submit", SMALL, *TINY, "--address", head["address"]],
+        [sys.executable, "-m", "study", "submit", "--yes", SMALL, *TINY, "--address", head["address"]],
         cwd=tmp_path, env={**settings, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
@@ -704,7 +781,7 @@ def test_library_defect_ray_sends_a_package_that_its_dashboard_refuses(head, tmp
 
 @pytest.mark.slow
 def test_no_wait_prints_the_job_and_what_to_do_with_it(head, taken):
-    done = command("submit", *taken, "--no-wait", "--submission-id", "mine", **environment(head))
+    done = command("submit", "--yes", *taken, "--no-wait", "--submission-id", "mine", **environment(head))
     assert done.returncode == 0, done.stderr
     assert "Job mine runs taken" in done.stdout
     follow = re.search(r"follow it: (.*)", done.stdout)[1]

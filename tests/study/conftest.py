@@ -3,15 +3,6 @@
 import pytest
 
 from study import cli
-from study.tracking.mlflow_store import Experiment, tracking_uri
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    """A database with MLflow's tables in it; making one takes seconds, copying one does not."""
-    folder = tmp_path_factory.mktemp("mlflow")
-    Experiment(tracking_uri("auto", folder), "template")
-    return folder / "mlflow.db"
 
 
 @pytest.fixture

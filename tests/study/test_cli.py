@@ -439,8 +439,9 @@ def test_every_ending_of_a_table_is_known(tmp_path, suffix):
 
 
 @pytest.fixture
-def elsewhere(tmp_path):
+def elsewhere(tmp_path, template):
     """An MLflow store that is not the results folder's, with one trial."""
+    shutil.copy(template, tmp_path / "other.db")
     uri = f"sqlite:///{tmp_path / 'other.db'}"
     store = Experiment(uri, "mine")
     tags = {"interplay.kind": "trial", "interplay.cell": "c", "interplay.status": "done"}
@@ -517,11 +518,13 @@ def test_the_rows_are_mirrored_to_mlflow_again_and_not_twice(command, tmp_path, 
     assert command("mirror", SMALL, "tracking.uri=http://127.0.0.1:9")[0] == 2
 
 
-def test_a_hash_in_the_results_path_is_fine(tmp_path):
+def test_a_hash_in_the_results_path_is_fine(tmp_path, template):
     folder = tmp_path / "a #b"
     folder.mkdir()
-    Experiment(tracking_uri("auto", folder), "x")
-    assert (folder / "mlflow.db").is_file()
+    shutil.copy(template, folder / "mlflow.db")
+    store = Experiment(tracking_uri("auto", folder), "x").client
+    assert store.get_experiment_by_name("template") is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["a #b"]
 
 
 def test_make_keeps_a_results_path_with_a_space_in_one_piece():

@@ -5,6 +5,7 @@ line for each cell.
 """
 
 import sys
+import time
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -35,6 +36,8 @@ class StepTimes(BaseModel):
     flops_per_second: float
     memory_bytes: int
     device: str
+    computing: float
+    """CPU time over wall time of the training; below 1 for a process of one thread that waited for a core."""
 
 
 def step_times(cell: Cell, layout: Layout, data_root: str) -> StepTimes:
@@ -49,7 +52,9 @@ def step_times(cell: Cell, layout: Layout, data_root: str) -> StepTimes:
     steps, tokens = FIRST_STEPS, cell.recipe.batch * cell.recipe.context
     for _ in range(2):
         short = cell.model_copy(update={"recipe": cell.recipe.model_copy(update={"steps": steps})})
+        began, used = time.perf_counter(), time.process_time()
         result = train(short, data_root=data_root, layout=layout, evaluations=1)
+        computing = (time.process_time() - used) / (time.perf_counter() - began)
         # A curve has up to 60 points: each is the rate of one or a few steps, and the rate of the result their median.
         seconds, timed = tokens / result.tokens_per_second, steps
         steps = max(LEAST_STEPS, min(10**4, round(SECONDS / seconds)))
@@ -59,6 +64,7 @@ def step_times(cell: Cell, layout: Layout, data_root: str) -> StepTimes:
         flops_per_second=result.flops_per_second,
         memory_bytes=result.memory_bytes,
         device=result.device,
+        computing=computing,
     )
 
 

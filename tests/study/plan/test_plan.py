@@ -14,6 +14,7 @@ import study.plan.cells
 import study.plan.layouts
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
+from study.plan.prices import gpu_price, money
 from study.plan.table import plan_table, search_notes
 from study.spec.devices import DEVICES, usable_memory
 from study.spec.study import load_spec
@@ -224,6 +225,13 @@ def test_cost_is_the_price_times_the_hours() -> None:
     assert plan.cost == pytest.approx(3 * plan.device_hours)
     assert plan_of(SMALL).cost is None
     assert plan_of(SMALL, "resources.price_per_hour=0").cost == 0
+    gpu = plan_of("one-gpu-night")
+    assert gpu.cost == pytest.approx(gpu_price("h100-80gb").hour * gpu.device_hours)
+    assert any("AWS on demand" in note for note in gpu.notes)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(plan_table(gpu))
+    (total,) = [line for line in console.export_text().splitlines() if line.strip().startswith("total")]
+    assert total.split()[-1] == money(gpu.cost)
 
 
 def test_measured_utilisation_replaces_the_assumed_one() -> None:
@@ -320,7 +328,7 @@ def test_json_holds_everything_and_nothing_that_is_not_json() -> None:
     plan = plan_of(SMALL, "resources.price_per_hour=3")
     document = json.loads(json.dumps(plan.to_json(), allow_nan=False))
     assert document["totals"]["cells"] == 45
-    assert document["totals"]["cost"] == pytest.approx(plan.cost)
+    assert document["totals"]["cost_dollars"] == pytest.approx(plan.cost)
     assert [row["cell"] for row in document["cells"]] == [p.cell.key for p in plan.cells]
     row = document["cells"][0]
     assert (

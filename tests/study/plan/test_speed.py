@@ -31,6 +31,7 @@ def a_speed(plan, **changes):
     values = {
         "step": 4e-3, "layer": 2.6e-3, "work": 2.0, "machine": machine(CPU), "device": "cpu", "workers": plan.slots,
         "recipe": speed.deciding(planner.recipe, planner.layouts.vocabulary), "cells": ["L1-d12"], "date": "2026-11-26",
+        "busy": False,
     }  # fmt: skip
     return Speed(**values | changes)
 
@@ -69,6 +70,14 @@ def test_a_plan_follows_the_speed_of_its_machine_and_says_so():
         assert slow.memory_bytes == cell.memory_bytes
     assert any("2026-11-26" in note for note in after.notes)
     assert not any("timed" in note for note in before.notes)
+
+
+def test_a_plan_says_that_its_speed_was_measured_beside_other_work():
+    plan = make_plan(load_spec(*SPEC))
+    keep(a_speed(plan, busy=True))
+    assert any("busy" in note for note in make_plan(load_spec(*SPEC)).notes)
+    keep(a_speed(plan))
+    assert not any("busy" in note for note in make_plan(load_spec(*SPEC)).notes)
 
 
 def test_a_record_of_another_machine_or_number_of_workers_is_not_used():

@@ -2,6 +2,9 @@
 
 import io
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from study.errors import SpecError
 from study.plan import speed
 from study.plan.plan import make_plan
 from study.run import preparation
-from study.run.preparation import is_worth_timing, packed, shown, tried_cells
+from study.run.preparation import is_worth_timing, packed, shown, time_steps, tried_cells
 from study.spec.study import load_spec
 from tests.trainables.data.store.test_open import prose
 from trainables.data import data_key
@@ -108,13 +111,61 @@ def test_a_study_of_seconds_is_not_worth_it_and_no_study_twice(monkeypatch):
     assert is_worth_timing(plan)
     assert not is_worth_timing(plan, left=1e-6)
     planner = plan.planner
-    speed.keep(
-        speed.Speed(
-            step=1e-3, layer=1e-3, work=1.0, machine=speed.machine(planner.layouts.device), device="cpu",
-            workers=plan.slots, recipe=speed.deciding(planner.recipe, planner.layouts.vocabulary), cells=[], date="",
-        )
-    )  # fmt: skip
-    assert not is_worth_timing(make_plan(load_spec("quickstart", ["training.steps=100000"])))
+    for busy in (False, True):
+        speed.keep(
+            speed.Speed(
+                step=1e-3, layer=1e-3, work=1.0, machine=speed.machine(planner.layouts.device), device="cpu",
+                workers=plan.slots, recipe=speed.deciding(planner.recipe, planner.layouts.vocabulary), cells=[],
+                date="", busy=busy,
+            )
+        )  # fmt: skip
+        assert is_worth_timing(make_plan(load_spec("quickstart", ["training.steps=100000"]))) == busy
+
+
+def timed(monkeypatch, program, limit=20.0):
+    """Time the steps of the quickstart by another program, whose input are the cells."""
+    monkeypatch.setattr(preparation, "CPU_LIMIT", limit)
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        preparation.subprocess,
+        "Popen",
+        lambda command, **others: popen([sys.executable, "-c", program], **others),
+    )
+    return time_steps(make_plan(load_spec("quickstart")), "nowhere", Console(file=io.StringIO()))
+
+
+LINE = """
+import json, sys, time
+cells = json.load(sys.stdin)
+def line(computing):
+    times = {"step_seconds": 0.01, "steps": 9, "flops_per_second": 1.0, "memory_bytes": 1, "device": "cpu"}
+    print(json.dumps(times | {"computing": computing}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("computing", "busy"), [(0.99, False), (0.6, True)])
+def test_a_speed_measured_beside_other_work_is_marked(monkeypatch, computing, busy):
+    found = timed(monkeypatch, f"{LINE}\nfor cell in cells: line({computing})")
+    assert len(found.cells) == 4
+    assert found.speed.busy == busy
+    assert make_plan(load_spec("quickstart")).planner.speed == found.speed
+
+
+def test_cells_that_are_not_timed_within_the_limit_are_left_out_and_their_processes_end(monkeypatch):
+    began = time.monotonic()
+    found = timed(monkeypatch, f"{LINE}\nline(1.0)\ntime.sleep(60)", limit=1.5)
+    assert time.monotonic() - began < 10
+    assert [planned.cell.shape.depth for planned, _ in found.cells] == [1]
+    assert found.speed.cells == ["L1-d8"]
+
+
+@pytest.mark.parametrize(
+    ("program", "part"), [("time.sleep(60)", "0 s"), ("raise SystemExit('lost')", "lost")]
+)
+def test_no_speed_is_kept_where_no_cell_was_timed(monkeypatch, program, part):
+    with pytest.raises(SpecError, match=part):
+        timed(monkeypatch, f"{LINE}\n{program}", limit=0.4 if part == "0 s" else 20.0)
+    assert make_plan(load_spec("quickstart")).planner.speed is None
 
 
 def test_cells_of_several_devices_are_not_tried():

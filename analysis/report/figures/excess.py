@@ -247,8 +247,10 @@ def _draw(context: Context, table: pd.DataFrame, crossed: list[Crossing], top: f
     below = max(strip / plot * top, 0.03 * top)
     axes.set_ylim(-below, top)
     part = table.groupby("params")["part"].first()
-    # A line breaks where other depths are compared, because the best depth may change there.
-    places = _with_breaks(part.index.to_numpy(dtype=float), np.diff(part) > 0)
+    best = table.loc[table.groupby("params")["loss"].idxmin(), "depth"].to_numpy()
+    # A line breaks at a hole, and where another depth is compared from there on and is the best.
+    breaks = (np.diff(part) > 1) | ((np.diff(part) > 0) & (np.diff(best) != 0))
+    places = _with_breaks(part.index.to_numpy(dtype=float), breaks)
     for depth, rows in depths:
         colour = context.colours[depth]
         line = rows.set_index("params").reindex(places)
@@ -345,7 +347,7 @@ def _label_lines(
     axes: Axes, depths: list[tuple[int, pd.DataFrame]], context: Context, top: float, per_point: float
 ) -> None:
     """Write the depth of each line right of the frame, moved apart, with a thin line from where it ends."""
-    edge = axes.get_xlim()[1]
+    start, edge = axes.get_xlim()
     ends = []
     for depth, rows in depths:
         last = rows.iloc[int(rows["params"].to_numpy().argmax())]
@@ -355,21 +357,22 @@ def _label_lines(
     places = _apart([end[0] for end in ends], room, top)
     for (y, x, depth), place in zip(ends, places, strict=True):
         colour = context.colours[depth]
-        if x < 0.97 * edge:
+        is_early = math.log(edge / x) > 0.03 * math.log(edge / start)
+        if is_early:
             leader = {"color": colour, "linewidth": 0.8, "linestyle": (0, (1, 2)), "zorder": 1}
             axes.plot([x, edge], [y, y], clip_on=False, **leader)
-        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 1}
+        # The text is ink, because the colours of lines have too little contrast for text.
+        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
         axes.annotate(
             layers(depth),
-            xy=(edge, y),
+            xy=(edge if is_early else x, y),
             xytext=(1 + 16 / (72 * 8), place),
             textcoords=("axes fraction", "data"),
-            color=colour,
             fontweight="bold",
             va="center",
             ha="left",
             annotation_clip=False,
-            arrowprops=arrow if abs(place - y) > 0.2 * room else None,
+            arrowprops=arrow,
         )
 
 

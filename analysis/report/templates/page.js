@@ -123,9 +123,9 @@
     } else {
       const [best, ...others] = found;
       const costs = others.map(({ depth, width, cost }, at) => (
-        `${depth} × ${built(width)}${at ? "" : " costs"} +${digits(cost)} %`));
+        `${depth}\u00a0×\u00a0${built(width)}${at ? "" : " costs"} +${digits(cost)}\u00a0%`));
       const tied = others.filter(({ cost, margin }) => margin !== null && cost <= margin).map(({ depth }) => depth);
-      answer.textContent = `${human(params)}: ${best.depth} layer${best.depth === 1 ? "" : "s"} × ${built(best.width)} wide; `
+      answer.textContent = `${human(params)}: ${best.depth} layer${best.depth === 1 ? "" : "s"} ×\u00a0${built(best.width)} wide; `
         + `${costs.join(", ")}${tied.length ? `; not told apart from the best: ${tied.join(", ")}` : ""}.`;
       const exact = found.map(({ depth, width }) => `${depth} × ${width.toFixed(1)}`).join(", ");
       answer.title = `exact widths for ${count === "table" ? "12·L·d² = N" : "this N"}: ${exact}`;

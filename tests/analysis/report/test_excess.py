@@ -251,6 +251,7 @@ def test_my_size_and_the_values_under_the_pointer_in_a_browser(tmp_path, study, 
     assert marks == len(best.shapes) == 3
     costs = sorted((shape.excess, shape.depth) for shape in best.shapes)
     (_, first), (second, second_depth), _ = costs
+    answer = answer.replace("\u00a0", " ")
     assert answer.startswith(f"{human(middle)}: {first} layers × ")
     assert re.search(
         rf"; {second_depth} × \d+ costs \+{re.escape(digits(100 * second / best.loss))} %", answer
@@ -258,6 +259,6 @@ def test_my_size_and_the_values_under_the_pointer_in_a_browser(tmp_path, study, 
     assert "No depth is stated at 7.0 billion" in outside[0]
     assert outside[1] == unknown[1] == 0
     assert "30M" in unknown[0]
-    assert last.startswith(f"{size}: 4 layers × ")
+    assert last.startswith(f"{size}: 4 layers ×\u00a0")
     assert tip[0] == tip[1]
     assert (tip_hidden, form_hidden) == (False, False)

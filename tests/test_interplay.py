@@ -105,7 +105,7 @@ def test_an_answer_is_short_and_draws_and_writes(answer, tmp_path):
     assert page.count("<p>") == len(answer.sentences)
     assert page.count("<tr") == 1 + len(answer.best)
     figures = answer.figures()
-    assert {"depth_profile", "best_depth", "loss"} <= set(figures)
+    assert {"excess", "best_depth", "loss"} <= set(figures)
     assert all(isinstance(figure, matplotlib.figure.Figure) for figure in figures.values())
     report = answer.report(tmp_path / "out")
     assert json.loads((report.parent / "fit.json").read_text())["crossings"] == answer.to_json()["crossings"]

@@ -150,13 +150,14 @@ def common_size(
     """
     knots = np.concatenate([points.x[points.at(depth)] for depth in points.depths])
     sizes = np.unique(np.array([target, *knots[np.abs(knots - target) <= math.log(SHIFT)]]))
-    served = {depth: _enclosed(points, depth, sizes, reach) for depth in points.depths}
+    served = {depth: enclosed(points, depth, sizes, reach) for depth in points.depths}
     counts = np.sum([served[depth] for depth in trained if depth in served], axis=0)
     best = int(np.lexsort((np.abs(sizes - target), -np.asarray(counts)))[0])
     return float(sizes[best]), [depth for depth in points.depths if served[depth][best]]
 
 
-def _enclosed(points: ShapeMeans, depth: int, x: Floats, reach: float) -> npt.NDArray[np.bool_]:
+def enclosed(points: ShapeMeans, depth: int, x: Floats, reach: float) -> npt.NDArray[np.bool_]:
+    """Whether a depth can be compared at each ln N = x: at its sizes, and between two within a factor `reach`."""
     knots = points.x[points.at(depth)]
     right = np.clip(np.searchsorted(knots, x), 0, len(knots) - 1)
     left = np.maximum(right - 1, 0)

@@ -1,9 +1,14 @@
-"""A page: its answer, two figures beside each other, and sections; with every figure as files."""
+"""A page: its answer, its first figure, and sections; with every figure as files."""
 
+import json
 import re
+from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -57,7 +62,9 @@ class Page:
         title: of the page.
         answers: sentences; the first is the headline.
         confidence: one word for the answer and its reason; None without a badge.
+        unfinished: finished and planned cells of a study that is not finished.
         figures: the figures of the first screen.
+        sizes: the numbers of the field `my size` in the first figure; None without the field.
         next_steps: sentences on what to do next.
         warnings: sentences.
         sections: the rest.
@@ -67,7 +74,9 @@ class Page:
     answers: Sequence[str]
     sections: Sequence[Section]
     confidence: tuple[str, str] | None = None
+    unfinished: tuple[int, int] | None = None
     figures: Sequence[Figure] = ()
+    sizes: Mapping[str, Any] | None = None
     next_steps: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
@@ -80,7 +89,7 @@ def write_page(
     `earlier` has patterns of the names of figures that are removed if they are not written now; `colours` are those of
     `analysis.report.figures.palette.variables`. OSError if the folder cannot be written.
     """
-    drawn = {}
+    drawn: dict[str, list[Markup]] = {}
     sections = [section for section in page.sections if not section.empty]
     for figure in [*page.figures, *(figure for section in sections for figure in section.figures)]:
         path = folder / "figures" / figure.name
@@ -89,11 +98,16 @@ def write_page(
         write_bytes(path.with_suffix(".png"), png)
         write_text(path.with_suffix(".csv"), figure.table.to_csv(index=False, lineterminator="\n"))
         # Safe to mark: every text of a drawing is escaped.
-        drawn[figure.name] = Markup(inline_svg(svg, figure.title, colours))
+        drawn[figure.name] = [Markup(inline_svg(svg, figure.title, colours))]
+        if narrow := figure.render_narrow():
+            drawn[figure.name].append(Markup(inline_svg(narrow, figure.title, colours)))
     first, rest = page.answers[:MOST_ANSWERS], page.answers[MOST_ANSWERS:]
     more = [Section("More findings", rest)] if rest else []
     template = _TEMPLATES.get_template("page.html.j2")
-    values = {"page": page, "answers": first, "sections": [*more, *sections]}
+    # Safe to mark: numbers and fixed words, without `<`.
+    sizes = Markup(json.dumps(page.sizes, separators=(",", ":"))) if page.sizes else None
+    values = {"page": page, "answers": first, "sections": [*more, *sections], "sizes": sizes}
+    values |= {"script": Markup(_SCRIPT), "script_hash": _SCRIPT_HASH}
     write_text(folder / "report.html", template.render(drawn=drawn, colours=colours, **values))
     # Last: the old page needs its figures until it is replaced.
     for old in [path for name in earlier for path in (folder / "figures").glob(f"{name}.*")]:
@@ -122,3 +136,6 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters["prose"] = _prose
+#: The script of every page, and its hash, the only one that the page lets a browser run.
+_SCRIPT = files("analysis.report").joinpath("templates/page.js").read_text(encoding="utf-8")
+_SCRIPT_HASH = b64encode(sha256(_SCRIPT.encode()).digest()).decode()

@@ -1,6 +1,7 @@
 """The report of a study: one page that needs no network, and every number and figure as a file."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from analysis.fit.sentences import (
     noise_sentence,
 )
 from analysis.numbers import counted, scientific
-from analysis.report.figures import best_depth, diagnostics, gaps, loss, palette, transition
+from analysis.report.figures import best_depth, diagnostics, excess, gaps, loss, palette, transition
 from analysis.report.figures.by_value import measure_figure
 from analysis.report.figures.figure import Context, Figure, study_of_fit
 from analysis.report.html import Page, Section, provenance, write_page
@@ -24,6 +25,7 @@ from analysis.report.tables import (
     cost_table,
     crossings_table,
     diverged_table,
+    law_reasons_table,
     laws_table,
     needed_table,
     rate_shifts_table,
@@ -33,11 +35,9 @@ from analysis.runs.table import RunTable
 
 #: Names of all figures; those of an earlier page that are not drawn any more are removed.
 NAMES = (
-    *("depth_profile", "best_depth", "loss", "accuracy", "accuracy_graded", "transition", "diagnostics"),
+    *("excess", "best_depth", "loss", "accuracy", "accuracy_graded", "transition", "diagnostics"),
     *("gaps", "search", "training"),
 )
-#: Makers of the figures of the first screen; those of the others are in `study_sections`.
-FIRST = (best_depth.profile_figure, best_depth.figure)
 #: Words of the table of crossings.
 STATUS_WORDS = (
     "From the N of a crossing on the deeper model has the lower loss. Bracketed: beyond the noise, the shallower model "
@@ -55,6 +55,7 @@ def write_report(
     title: str = "Depth against width",
     facts: Mapping[str, str] | None = None,
     spec_text: str = "",
+    cells: tuple[int, int] | None = None,
     **known: Any,
 ) -> Path:
     """Write `report.html`, `fit.json`, `runs.csv` and `figures/*.svg, *.png, *.csv` into a folder.
@@ -68,6 +69,7 @@ def write_report(
         title: of the page.
         facts: provenance to print, such as the git revision; plain text.
         spec_text: the study's specification, printed as it is.
+        cells: finished and planned ones of a study that is not finished.
         known: other attributes of `Context`: entropy, curves, measures and search.
 
     Raises:
@@ -78,18 +80,20 @@ def write_report(
     folder = Path(out)
     context = Context(runs, fit, **known)
     links = {"fit.json: every number above": "fit.json", "runs.csv: every row": "runs.csv"}
+    first = first_figure(context)
     page = Page(
         title=title,
         answers=findings(fit),
         confidence=confidence(fit),
-        figures=_made(context, *FIRST),
+        unfinished=cells,
+        figures=[first],
+        sizes=excess.sizes_json(first.table, fit.count) if first.name == "excess" else None,
         next_steps=next_steps(fit),
         warnings=fit.warnings,
-        sections=[*study_sections(context), provenance(facts or {}, links, spec_text)],
+        sections=[*study_sections(context, first), provenance(facts or {}, links, spec_text)],
     )
     colours = palette.variables(
         depth=len(context.colours),
-        budget=len({item.budget for item in fit.best}),
         value=len(context.graded[1].axis.labels) if context.graded else 0,
     )
     write_json(folder / "fit.json", fit.to_json())
@@ -100,16 +104,25 @@ def write_report(
 def study_figures(runs: RunTable, fit: Fit, **known: Any) -> list[Figure]:
     """Return every figure of the page, in its order; the arguments and the ValueError are those of `write_report`."""
     context = Context(runs, fit, **known)
-    sections = study_sections(context)
-    return [*_made(context, *FIRST), *(figure for section in sections for figure in section.figures)]
+    first = first_figure(context)
+    sections = study_sections(context, first)
+    return [first, *(figure for section in sections for figure in section.figures)]
 
 
-def study_sections(context: Context) -> list[Section]:
-    """The sections below the answer; the page leaves out those without content."""
+def first_figure(context: Context) -> Figure:
+    """The figure of the first screen: what each depth costs, or the losses if no two depths can be compared."""
+    few = "one depth only" if len(context.colours) == 1 else "too few sizes with two depths to compare"
+    return excess.figure(context) or replace(loss.figure(context), title=f"Loss against size: {few}")
+
+
+def study_sections(context: Context, first: Figure) -> list[Section]:
+    """The sections below the answer, without the figure `first`; the page leaves out those without content."""
     runs, fit, graded = context.runs, context.fit, context.graded
-    measured = (loss.figure, loss.accuracy_figure, _graded_figure, transition.figure, diagnostics.figure)
+    losses = () if first.name == "loss" else (loss.figure,)
+    measured = (*losses, loss.accuracy_figure, _graded_figure, transition.figure, diagnostics.figure)
     needed = needed_table(*graded) if graded else None
-    crossings, laws = (crossings_table(fit), laws_table(fit)) if fit.crossings else (None, None)
+    crossings = crossings_table(fit)
+    laws = [laws_table(fit), law_reasons_table(fit)] if fit.crossings else []
     about_laws = [law_sentence(fit)] if laws else []
     used = [] if fit.left_out else ["Every row of the run table is used."]
     costs = [cost_table(runs), diverged_table(fit), reasons_table(fit)]
@@ -117,7 +130,7 @@ def study_sections(context: Context) -> list[Section]:
         Section("What was measured", [_about(fit)], _made(context, *measured), folded=False),
         Section("Shapes in numbers", tables=[needed, best_table(fit)]),
         Section("Crossings", [STATUS_WORDS] if crossings else [], _made(context, gaps.figure), [crossings]),
-        Section("The law and its alternatives", about_laws, tables=[laws]),
+        Section("The law and its alternatives", about_laws, _made(context, best_depth.figure), laws),
         Section("The learning rate", tables=[rate_shifts_table(fit)]),
         Section("The search", [search_sentence(context)]),
         Section("Runs and cost", used, _made(context, diagnostics.training_figure), costs),

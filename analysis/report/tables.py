@@ -85,48 +85,42 @@ def laws_table(fit: Fit) -> Table:
     trials = {item.law: item for item in fit.held_out}
     base = trials.get(BASELINE)
     lines = (fit.law, *fit.alternatives)
-    rows = [_law(item.form, item.status, _line_note(item), _line(item), trials) for item in lines]
+    rows = [_law(item.form, item.status, _line(item), trials) for item in lines]
     for item in fit.surfaces:
-        values = ", ".join(f"{name} = {value:.3g}" for name, value in item.parameters.items())
-        rows.append(_law(item.form, item.status, _surface_note(item), values, trials))
+        named = {name.replace("alpha", "α"): value for name, value in item.parameters.items()}
+        values = ", ".join(f"{name}\u00a0=\u00a0{value:.3g}" for name, value in named.items())
+        rows.append(_law(item.form, item.status, values, trials))
     if base is not None:
-        rows.append(_law(BASELINE, "rule", "every law should beat it", "", trials))
+        rows.append(_law(BASELINE, "rule", "", trials))
     columns = (
         Column("law", right=False),
         Column("formula", under="law", where="page"),
         Column("status", right=False, look="tag"),
-        Column("note", under="status", where="page"),
         Column("parameters", right=False, where="page"),
         Column("held-out regret", "nats per token"),
-        Column("baseline", under="held-out regret", small="baseline {}"),
-        Column("answered", under="held-out regret", small="{} answered"),
-        Column("beyond the depths", under="held-out regret", small="{} beyond the depths"),
+        Column("baseline", "same trials"),
+        Column("answered", "of the trials"),
+        Column("beyond", "the depths"),
     )
     note = (
         "Held-out regret: each law is fitted to the smaller budgets and gives a depth for a larger one; the regret is "
         "the loss measured there minus the lowest loss measured there (mean, nats per token). The baseline is the best "
-        "depth of the largest budget seen, in the same trials. Beyond the measured depths the regret is a lower bound."
+        "depth of the largest budget seen, in the same trials; every law should beat it. Beyond the "
+        "measured depths the regret is a lower bound."
         f"{'' if fit.held_out else ' There are too few budgets here to hold one out.'}"
     )
     return Table("laws", columns, rows, note)
 
 
-def _law(
-    form: str, status: str, note: str, parameters: str, trials: Mapping[str, HeldOut]
-) -> tuple[str | None, ...]:
+def _law(form: str, status: str, parameters: str, trials: Mapping[str, HeldOut]) -> tuple[str | None, ...]:
     own, base = (trials.get(name, HeldOut(name, ())) for name in (form, BASELINE))
     asked, outside = len(own.trials), own.outside
     answered = asked - own.unanswered
-    if own.reasons and not answered:
-        # The note of a law without any depth gives that reason already.
-        new = [f"held out: {reason}" for reason in own.reasons if reason not in note]
-        note = "; ".join(text for text in (note, *new[:1]) if text)
     regret, baseline = paired_regret(own, base)
     at_least = "≥ " if outside else ""
     return (
         *LAWS.get(form, (form, "")),
         status.replace("_", " "),
-        note,
         parameters or None,
         # An answer beyond the depths is charged the nearest depth: a lower bound, and zero if that depth is the best.
         None if regret is None or outside == answered else f"{at_least}{regret:.4f}",
@@ -134,6 +128,27 @@ def _law(
         f"{answered} of {asked}" if asked else None,
         str(outside) if outside else None,
     )
+
+
+def law_reasons_table(fit: Fit) -> Table | None:
+    """Each reason for the status of a law, with all laws that it applies to; None without any."""
+    trials = {item.law: item for item in fit.held_out}
+    notes: dict[str, str] = {item.form: _line_note(item) for item in (fit.law, *fit.alternatives)}
+    notes |= {item.form: _surface_note(item) for item in fit.surfaces}
+    laws: dict[str, list[str]] = {}
+    for form, note in notes.items():
+        parts = [part for part in note.split("; ") if part]
+        own = trials.get(form)
+        if own is not None and own.reasons and own.unanswered == len(own.trials):
+            # The note of a law without any depth gives that reason already.
+            parts += [f"held out: {reason}" for reason in own.reasons[:1] if reason not in note]
+        for part in dict.fromkeys(parts):
+            laws.setdefault(part, []).append(LAWS.get(form, (form, ""))[0])
+    columns: Columns = {
+        Column("laws", right=False): lambda item: ", ".join(item[1]),
+        Column("reason", right=False): lambda item: item[0],
+    }
+    return table_of("reasons of the laws", laws.items(), columns) if laws else None
 
 
 def paired_regret(law: HeldOut, base: HeldOut) -> tuple[float | None, float | None]:
@@ -202,7 +217,8 @@ def _others(best: BestShape, depths: Collection[int], text: str) -> str:
 def cost_table(runs: RunTable) -> Table:
     """Outcomes, training time and FLOPs of all rows."""
     status = sorted(runs.frame["status"].value_counts().items(), key=lambda item: str(item[0]))
-    rows = [("rows", str(len(runs.frame))), *((f"rows {name}", str(count)) for name, count in status)]
+    by_status = [(f"rows {name}", str(count)) for name, count in status] if len(status) > 1 else []
+    rows = [("rows", str(len(runs.frame))), *by_status]
     seconds = runs.frame["train_seconds"].dropna()
     if len(seconds):
         missing = len(runs.frame) - len(seconds)

@@ -249,6 +249,10 @@ def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dic
         "facts": facts,
         "entropy": plan.entropy,
         "spec_text": spec.to_yaml(),
+        # A search that chooses its cells may end before it has trained them all.
+        "cells": (len(frame), plan.cell_count)
+        if len(frame) < plan.cell_count and not search.chooses_cells
+        else None,
         "search": None if search.is_grid else SearchInfo(objective_of(spec), ended),
     }
 

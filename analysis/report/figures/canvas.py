@@ -18,14 +18,18 @@ from analysis.report.figures import palette
 Axes = Any
 #: Points of a smooth line.
 LINE = 61
-#: Inches at 100 dots per inch. Text of 9.5 points stays legible on a phone 390 pixels wide.
+#: Inches of a drawing for half a page or a phone. On a phone 390 pixels wide, 10 points are 11 pixels.
 WIDTH = 4.4
+#: Inches of a drawing for the full width of a page.
+WIDE = 9.2
 #: Start of the id of marks with values, see `plot_values`.
 VALUES = "values:"
+#: Start of the id of the frame of axes whose ends the page reads, see `set_frame`.
+FRAME = "frame:"
 #: Marks of one artist that have their values; more would make the page too large.
 MOST_VALUES = 2_000
 #: Points per letter and per mark of a legend.
-LETTER, HANDLE = 5.3, 36
+LETTER, HANDLE = 6.2, 36
 #: Points of a figure that are drawn as vectors; more become an image inside the SVG, of bounded size.
 MOST_POINTS = 20_000
 #: Length of the arrow of a bound, as a factor.
@@ -35,7 +39,7 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 STYLE: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
-    "font.size": 9.5,
+    "font.size": 10,
     "text.color": palette.INK,
     "axes.labelcolor": palette.INK,
     "axes.edgecolor": palette.MUTED,
@@ -55,7 +59,7 @@ STYLE: dict[str, Any] = {
     "ytick.labelcolor": palette.INK,
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 10,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
@@ -79,7 +83,7 @@ def outside_legend(canvas: Canvas, **options: Any) -> None:
     """A legend of the first axes below all of them, with as many columns as the width has room for."""
     handles, labels = canvas.axes[0].get_legend_handles_labels()
     room = LETTER * max(map(len, labels), default=1) + HANDLE
-    columns = max(1, min(len(labels), int(0.95 * WIDTH * 72 / room)))
+    columns = max(1, min(len(labels), int(0.95 * canvas.get_figwidth() * 72 / room)))
     canvas.legend(handles, labels, loc="outside lower center", ncols=columns, columnspacing=1.2, **options)
 
 
@@ -96,6 +100,12 @@ def plot_values(axes: Axes, x: Any, y: Any, texts: Sequence[str], **style: Any) 
         shown = [text for text, value in zip(texts, numbers, strict=True) if np.isfinite(value)]
         style["gid"] = VALUES + quote(json.dumps(shown))
     axes.plot(x, numbers, **style)
+
+
+def set_frame(axes: Axes, x: Callable[[float], float]) -> None:
+    """Put the ends of both axes into the SVG, those of x as `x` of them, so that the page can place a marker."""
+    ends = [*map(x, axes.get_xlim()), *axes.get_ylim()]
+    axes.patch.set_gid(FRAME + " ".join(f"{end:.9g}" for end in ends))
 
 
 def shape_text(row: Mapping[Any, Any]) -> str:
@@ -122,27 +132,30 @@ def points_of_depths(axes: Axes, points: pd.DataFrame, y: str, colours: Mapping[
         plot_shapes(axes, rows, "params", y, label=layers(depth), linewidth=1.5, **style)
 
 
-def new_canvas(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Canvas, Any]:
-    """A drawing, `height` in inches, and its axes; several are an array, `options` are those of `subplots`."""
-    canvas = Canvas(figsize=(WIDTH, height), dpi=100, layout="constrained")
+def new_canvas(
+    height: float, rows: int = 1, columns: int = 1, *, width: float = WIDTH, **options: Any
+) -> tuple[Canvas, Any]:
+    """A drawing, sizes in inches, and its axes; several are an array, `options` are those of `subplots`."""
+    canvas = Canvas(figsize=(width, height), dpi=100, layout="constrained")
     return canvas, canvas.subplots(rows, columns, **options)
 
 
-def looks(items: Sequence[Any], kind: str = "depth") -> list[tuple[Any, str, str]]:
-    """(item, colour, mark) of ordered items; `kind` as in `palette.sequence`."""
-    colours = [light for light, _ in palette.sequence(len(items), kind)]
+def looks(items: Sequence[Any]) -> list[tuple[Any, str, str]]:
+    """(item, colour, mark) of ordered items."""
+    colours = [light for light, _ in palette.sequence(len(items))]
     return list(zip(items, colours, itertools.cycle(MARKS), strict=False))
 
 
-def size_axis(axes: Axes, *, small: bool = False) -> None:
-    """A log axis of N with ticks such as 2k, 5k, 10k; fewer of them on a small panel."""
+def size_axis(axes: Axes, *, columns: int = 1) -> None:
+    """A log axis of N with ticks such as 2k, 5k, 10k; fewer of them in a drawing with several columns of panels."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     if high < 1.5 * low:
         # Sizes so close would have tick labels that round to the same words.
         low, high = math.sqrt(low * high) / 2, math.sqrt(low * high) * 2
         axes.set_xlim(low, high)
-    count_axis(axes.xaxis, math.log10(high / low), *((0.9, 1.8) if small else (1.7, 3)))
+    room = axes.figure.get_figwidth() / WIDTH / columns
+    count_axis(axes.xaxis, math.log10(high / low), 1.7 * room, 3 * room)
 
 
 def count_axis(axis: Any, decades: float, dense: float = 3, medium: float = 5) -> None:

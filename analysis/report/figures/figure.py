@@ -20,7 +20,7 @@ from analysis.fit.measures import MeasureData
 from analysis.fit.sentences import graded_accuracy
 from analysis.fit.study import Study
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import STYLE, VALUES
+from analysis.report.figures.canvas import FRAME, STYLE, VALUES
 from analysis.runs.table import RunTable
 
 
@@ -33,6 +33,7 @@ class Figure:
         title, caption: plain text for the page.
         table: the numbers, for a CSV.
         draw: makes the drawing.
+        narrow: makes the drawing for a small screen, of a figure as wide as the page.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Figure:
     caption: str
     table: pd.DataFrame
     draw: Callable[[], Canvas]
+    narrow: Callable[[], Canvas] | None = None
 
     def canvas(self) -> Canvas:
         """The drawing in the style of the reports, as a figure of matplotlib."""
@@ -50,17 +52,31 @@ class Figure:
         """(SVG, PNG) on white, the same bytes for the same data."""
         with mpl.rc_context({**STYLE, "svg.hashsalt": self.name}):
             canvas = self.draw()
-            FigureCanvasAgg(canvas)
-            svg, png = io.BytesIO(), io.BytesIO()
-            # Compute the layout once for both files: each savefig would draw everything once more to find it.
-            engine = canvas.get_layout_engine()
-            if engine is not None:
-                engine.execute(canvas)
-                canvas.set_layout_engine(None)
+            svg, png = _svg(canvas), io.BytesIO()
             # No date and no version, so that equal data give equal files.
-            canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
             canvas.savefig(png, format="png", dpi=150, metadata={"Software": None}, facecolor="white")
-        return _with_titles(svg.getvalue().decode()).encode(), png.getvalue()
+        return svg, png.getvalue()
+
+    def render_narrow(self) -> bytes | None:
+        """The SVG for a small screen; None if `render` has the only one."""
+        if self.narrow is None:
+            return None
+        # Ids are hashes with this salt, and both drawings are on one page.
+        with mpl.rc_context({**STYLE, "svg.hashsalt": f"{self.name} narrow"}):
+            return _svg(self.narrow())
+
+
+def _svg(canvas: Canvas) -> bytes:
+    """The SVG of a drawing, whose layout is then fixed."""
+    FigureCanvasAgg(canvas)
+    svg = io.BytesIO()
+    # Compute the layout once for all files: each savefig would draw everything once more to find it.
+    engine = canvas.get_layout_engine()
+    if engine is not None:
+        engine.execute(canvas)
+        canvas.set_layout_engine(None)
+    canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
+    return _with_titles(svg.getvalue().decode()).encode()
 
 
 def study_of_fit(fit: Fit) -> Study:
@@ -114,6 +130,7 @@ class Context:
 
 def _with_titles(svg: str) -> str:
     """Move the values of `plot_values` into one `<title>` per mark, which browsers show under the pointer."""
+    svg = re.sub(f'<g id="{FRAME}([^"]*)">', r'<g data-frame="\1">', svg)
     first, *groups = re.split(f'<g id="{VALUES}([^"]*)">', svg)
     parts = [first]
     for packed, rest in zip(groups[::2], groups[1::2], strict=True):

@@ -12,7 +12,7 @@ from analysis.fit.document import Fit
 from analysis.law.crossings import Crossing, gap_of
 from analysis.numbers import percent, short, span
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import Axes, new_canvas, plot_values, size_axis
+from analysis.report.figures.canvas import WIDE, WIDTH, Axes, new_canvas, plot_values, set_ticks, size_axis
 from analysis.report.figures.figure import Context, Figure, study_of_fit
 
 #: Panels; more would be too small to read.
@@ -38,10 +38,11 @@ def figure(context: Context) -> Figure | None:
     table = pd.concat([line for _, line, _ in panels], ignore_index=True)
     quantile = study_of_fit(fit).crossings.quantile
 
-    def draw() -> Canvas:
-        columns = min(len(panels), 2)
+    def draw(width: float, most: int) -> Canvas:
+        columns = min(len(panels), most)
         rows = math.ceil(len(panels) / columns)
-        canvas, grid = new_canvas(0.35 + 2.1 * rows, rows, columns, squeeze=False, sharex=True)
+        height = 0.35 + (2.7 if columns == 1 else 2.4) * rows
+        canvas, grid = new_canvas(height, rows, columns, width=width, squeeze=False, sharex=True)
         drawn, rest = grid.flat[: len(panels)], grid.flat[len(panels) :]
         for axes, panel in zip(drawn, panels, strict=True):
             _draw_gap(axes, panel, quantile)
@@ -49,14 +50,15 @@ def figure(context: Context) -> Figure | None:
             axes.set_visible(False)
         # After all panels are drawn, because they share one axis of N.
         for axes in drawn:
-            size_axis(axes, small=True)
-        for axes in drawn[-columns:]:
+            size_axis(axes, columns=columns)
             axes.tick_params(labelbottom=True)
+        for axes in drawn[-columns:]:
             axes.set_xlabel("N")
-        canvas.supylabel("loss gap (nats per token)", fontsize=9.5)
+        canvas.supylabel("loss gap (nats per token)", fontsize=10)
         return canvas
 
-    return Figure("gaps", "Where the deeper model takes the lead", caption, table, draw)
+    title = "Where the deeper model takes the lead"
+    return Figure("gaps", title, caption, table, lambda: draw(WIDE, 3), narrow=lambda: draw(WIDTH, 1))
 
 
 def gap_data(fit: Fit) -> list[Panel]:
@@ -98,8 +100,8 @@ def _draw_gap(axes: Axes, panel: Panel, quantile: float) -> None:
         text = f"N = {short(item.params)} ({span(item.params_interval, short)})"
         style = {"marker": "D", "color": palette.ACCENT, "markersize": 5.5, "zorder": 5}
         plot_values(axes, [item.params], [0], [text], **style)
-    axes.set_title(f"{item.shallow} → {item.deep} layers")
     words = item.status.replace("_", "-") if item.params is None else f"N ≈ {short(item.params)}"
-    corner = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
-    axes.text(0.97, 0.1, words, fontsize=9, color=palette.ACCENT, **corner)
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    # In the title, where no line runs through it.
+    axes.set_title(f"{item.shallow} → {item.deep} layers: {words}")
+    # Rounded, because a place beside zero would have the label -0.00.
+    set_ticks(axes.yaxis, MaxNLocator(5), lambda y: f"{round(y, 9) + 0:g}")

@@ -1,17 +1,26 @@
 """Figures: loss and accuracy against N, by depth."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from analysis.fit.document import Fit
 from analysis.fit.sentences import accuracy_data
+from analysis.law.crossings import Crossing
+from analysis.numbers import short, span
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     LINE,
+    WIDE,
+    WIDTH,
+    Axes,
     by_depth,
     finish,
     new_canvas,
+    plot_values,
     points_of_depths,
     size_axis,
     stack,
@@ -28,24 +37,40 @@ def figure(context: Context) -> Figure:
         if context.fit.noise.get("seeds", 1) > 1
         else "Each mark is the loss of one shape with one seed."
     )
+    crossed = [item for item in context.fit.crossings if item.params is not None]
+    if crossed:
+        caption = f"{caption[:-1]}; crosses are where a deeper model takes the lead."
     if entropy is not None:
         caption += " The dotted line is the entropy of the data, the lowest possible loss."
 
-    def draw() -> Canvas:
-        canvas, axes = new_canvas(4.4)
+    def draw(width: float) -> Canvas:
+        canvas, axes = new_canvas(4.4, width=width)
         points_of_depths(axes, points, "loss", context.colours, "none")
         for depth, line in by_depth(lines):
             axes.plot(line["params"], line["loss"], color=context.colours[depth], linewidth=1.5)
+        _mark_crossings(axes, crossed, lines)
         size_axis(axes)
         if entropy is not None:
             axes.axhline(entropy, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
-            place = {"va": "bottom", "fontsize": 8.5, "transform": axes.get_yaxis_transform()}
+            place = {"va": "bottom", "fontsize": 10, "transform": axes.get_yaxis_transform()}
             axes.text(0.01, entropy, f"entropy of the data, {entropy:.3f}", color=palette.MUTED, **place)
         finish(canvas, axes, context.size_label, "validation loss (nats per token)")
         return canvas
 
     table = stack(point=points, curve=lines).assign(entropy=entropy)
-    return Figure("loss", "Loss against size, one curve per depth", caption, table, draw)
+    title = "Loss against size, one curve per depth"
+    return Figure("loss", title, caption, table, lambda: draw(WIDE), narrow=lambda: draw(WIDTH))
+
+
+def _mark_crossings(axes: Axes, crossed: Sequence[Crossing], lines: pd.DataFrame) -> None:
+    """A cross on the two curves of each crossing with an N."""
+    for item in crossed:
+        assert item.params is not None
+        line = lines[lines["depth"] == item.deep]
+        loss = np.interp(math.log(item.params), np.log(line["params"]), line["loss"])
+        text = f"{item.shallow} → {item.deep} layers: N = {short(item.params)} ({span(item.params_interval, short)})"
+        style = {"marker": "x", "color": palette.INK, "markersize": 8, "markeredgewidth": 2, "zorder": 6}
+        plot_values(axes, [item.params], [loss], [text], linestyle="none", **style)
 
 
 def loss_data(fit: Fit) -> tuple[pd.DataFrame, pd.DataFrame]:

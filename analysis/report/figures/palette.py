@@ -20,21 +20,20 @@ BASE = {
     "paper": (PAPER, "#16191d"),
     "good": (GOOD, "#6cc495"),
 }
-#: Colour map of budgets and of all else, and its first and last place in the light and in the dark edition.
-_BUDGETS, _OTHERS = ("magma", (0.65, 0.2), (0.86, 0.52)), ("viridis", (0.56, 0.04), (0.92, 0.38))
+#: Colour map, and its first and last place in the light and in the dark edition.
+_MAP, _EDITIONS = "viridis", ((0.56, 0.04), (0.92, 0.38))
 
 
-def sequence(count: int, kind: str = "depth") -> list[tuple[str, str]]:
+def sequence(count: int) -> list[tuple[str, str]]:
     """(light, dark) colours of an ordered quantity: shallow models are green, deep ones dark violet.
 
     Each has a contrast of at least 3:1 against the paper of its edition.
     """
-    name, *editions = _BUDGETS if kind == "budget" else _OTHERS
-    places = [np.linspace(first, last, count) for first, last in editions]
-    return [(to_hex(light), to_hex(dark)) for light, dark in zip(*map(colormaps[name], places), strict=True)]
+    places = [np.linspace(first, last, count) for first, last in _EDITIONS]
+    return [(to_hex(light), to_hex(dark)) for light, dark in zip(*map(colormaps[_MAP], places), strict=True)]
 
 
 def variables(**counts: int) -> dict[str, tuple[str, str]]:
-    """CSS name -> (light, dark) of everything a page draws; `counts` are those of each kind: depth, budget, value."""
-    parts = [(kind, *item) for kind, count in counts.items() for item in enumerate(sequence(count, kind))]
+    """CSS name -> (light, dark) of everything a page draws; `counts` are those of each kind: depth, value."""
+    parts = [(kind, *item) for kind, count in counts.items() for item in enumerate(sequence(count))]
     return BASE | {f"{kind}-{index}": pair for kind, index, pair in parts}

@@ -11,13 +11,11 @@ from analysis.errors import InputError
 from analysis.fit.document import fit
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import layers, short
-from analysis.report.figures import best_depth, gaps, loss, palette, transition
+from analysis.report.figures import best_depth, excess, gaps, loss, palette, transition
 from analysis.report.figures.best_depth import (
     best_depths,
     law_line,
     measured_sizes,
-    profile_data,
-    profile_figure,
 )
 from analysis.report.figures.canvas import MOST_POINTS, MOST_VALUES, new_canvas, plot_values
 from analysis.report.figures.diagnostics import draw_training, training_data
@@ -35,7 +33,7 @@ def figures_of(runs, result, **known):
     """The drawn figures by name."""
     made = [
         figure(Context(runs, result, **known))
-        for figure in (profile_figure, best_depth.figure, loss.figure, transition.figure, gaps.figure)
+        for figure in (excess.figure, best_depth.figure, loss.figure, transition.figure, gaps.figure)
     ]
     return {figure.name: figure for figure in made if figure is not None}
 
@@ -117,18 +115,6 @@ def test_the_panels_of_the_gaps_show_the_whole_range_of_every_pair(line_frame):
         assert high > 3e4
 
 
-def test_the_profile_has_the_near_optimal_set_the_aspect_ratio_and_the_increase(found):
-    rows = profile_data(found)
-    for params, group in rows.groupby("params"):
-        best = next(item for item in found.best if item.params == params)
-        assert group.loc[group["loss"].idxmin(), "depth"] == best.depth
-        assert set(group.loc[group["near"], "depth"]) == set(best.near)
-        assert group["best"].sum() == 1
-    np.testing.assert_allclose(rows["aspect"], rows["width"] / rows["depth"])
-    lowest = rows.groupby("budget")["loss"].transform("min")
-    np.testing.assert_allclose(rows["increase"], 100 * (rows["loss"] / lowest - 1), atol=1e-9)
-
-
 def test_an_open_end_of_the_region_is_no_end():
     region = ((1.0, 0.1, False), (1.0, 0.3, True), (1.2, 0.2, False))
     law = ThresholdLaw("log-linear", "ok", 0.95, 1.1, 0.2, ((1, 0), (0, 1)), region=region)
@@ -187,13 +173,13 @@ def test_each_mark_has_its_values(study, pilot_fit):
         for name, svg in drawn.items()
     }
     points, _ = loss_data(pilot_fit)
-    assert len(titles["loss"]) == len(points)
+    crossed = [item for item in pilot_fit.crossings if item.params is not None]
+    assert crossed
+    assert len(titles["loss"]) == len(points) + len(crossed)
+    assert f"N = {short(crossed[0].params)}" in titles["loss"][-len(crossed)]
     for row in points.to_dict("records"):
         shape = f"{layers(int(row['depth']))} × {row['width']:.0f} wide, N = {short(row['params'])}"
         assert f"{shape}: {row['loss']:.4f} ({row['low']:.4f} to {row['high']:.4f})" in titles["loss"]
-    # The best depth of each size has a second mark.
-    rows = profile_data(pilot_fit)
-    assert len(titles["depth_profile"]) == len(rows) + rows["budget"].nunique()
     assert len(titles["best_depth"]) == len(pilot_fit.best)
     assert "values:" not in drawn["loss"]
 
@@ -237,17 +223,18 @@ def test_no_figure_of_poor_data_is_empty(pilot_frame, line_frame, case):
     drawn = figures_of(runs, fit(runs))
     assert "loss" in drawn
     assert "transition" not in drawn
-    assert ("depth_profile" in drawn) == ("best_depth" in drawn) == (case not in ("one depth", "two points"))
+    assert ("best_depth" in drawn) == (case not in ("one depth", "two points"))
+    assert ("excess" in drawn) == (case in ("one seed", "censored"))
     for figure in drawn.values():
         assert len(figure.table)
         assert b"</svg>" in figure.render()[0]
 
 
 def test_inlined_drawings_follow_the_page(study, pilot_fit):
-    named = ("loss", "depth_profile", "gaps")
+    named = ("loss", "excess", "gaps")
     figures = figures_of(study, pilot_fit)
     drawn = {name: figures[name].render()[0] for name in named}
-    colours = palette.variables(depth=3, budget=5)
+    colours = palette.variables(depth=3)
     text = inline_svg(drawn["loss"], 'a "<b>" label', colours)
     assert text.startswith('<svg role="img" aria-label="a &quot;&lt;b&gt;&quot; label"')
     assert "viewBox" in text[:400]
@@ -255,7 +242,6 @@ def test_inlined_drawings_follow_the_page(study, pilot_fit):
     for name in ("ink", "grid", "depth-0", "depth-2"):
         assert f"var(--{name})" in text
         assert colours[name][0] not in text
-    assert "var(--budget-0)" in inline_svg(drawn["depth_profile"], "", colours)
     # Several drawings share one page.
     ids = [set(re.findall(r'\bid="([^"]+)"', inline_svg(svg, "", colours))) for svg in drawn.values()]
     assert all(ids)
@@ -289,7 +275,7 @@ def contrast(one, other):
 
 @pytest.mark.parametrize("edition", [0, 1])
 def test_text_and_lines_can_be_told_from_the_paper(edition):
-    table = {name: pair[edition] for name, pair in (palette.variables(depth=12, budget=9, value=12)).items()}
+    table = {name: pair[edition] for name, pair in (palette.variables(depth=12, value=12)).items()}
     paper = table["paper"]
     # The backgrounds of style.css.j2: --page and --tint.
     page, tint = (("#f6f7f8", "#fbf1ec"), ("#0f1215", "#2a1f1a"))[edition]
@@ -298,7 +284,7 @@ def test_text_and_lines_can_be_told_from_the_paper(edition):
     assert contrast(table["muted"], page) >= 4.5
     assert contrast(table["ink"], tint) >= 4.5
     for name, colour in table.items():
-        if name.startswith(("depth-", "budget-", "value-")):
+        if name.startswith(("depth-", "value-")):
             assert contrast(colour, paper) >= 3, name
     own = [colour for name, colour in table.items() if not name.startswith("value-")]
     assert len(set(own)) == len(own)

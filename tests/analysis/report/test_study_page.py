@@ -1,3 +1,5 @@
+import base64
+import hashlib
 import itertools
 import json
 import re
@@ -14,12 +16,13 @@ from analysis.fit.sentences import headlines, next_steps
 from analysis.law.held_out import BASELINE, HeldOut, Trial
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import scientific
-from analysis.report.figures import best_depth, gaps, loss
+from analysis.report.figures import best_depth, excess, gaps, loss
 from analysis.report.figures.figure import Context
 from analysis.report.html import MOST_ANSWERS, Section
-from analysis.report.study_page import confidence, study_sections, write_report
+from analysis.report.study_page import confidence, first_figure, study_sections, write_report
 from analysis.report.tables import (
     cost_table,
+    law_reasons_table,
     laws_table,
     paired_regret,
 )
@@ -44,7 +47,7 @@ class Page(HTMLParser):
             pass
 
     def handle_data(self, data):
-        if "style" not in self.open:
+        if not {"style", "script"} & set(self.open):
             self.words.append(data)
 
     @property
@@ -70,7 +73,7 @@ def page(tmp_path_factory, study, found):
     return write_report(study, found, out, title="quickstart", entropy=0.7365)
 
 
-FIGURES = ("depth_profile", "best_depth", "loss", "gaps")
+FIGURES = ("excess", "loss", "best_depth", "gaps")
 
 
 def test_the_report_says_the_answer_and_has_every_file(page, study, found):
@@ -89,7 +92,7 @@ def test_the_report_says_the_answer_and_has_every_file(page, study, found):
 def test_each_csv_is_what_its_figure_shows(page, study, found):
     for figure in (
         draw(Context(study, found, 0.7365))
-        for draw in (best_depth.profile_figure, best_depth.figure, loss.figure, gaps.figure)
+        for draw in (excess.figure, best_depth.figure, loss.figure, gaps.figure)
     ):
         table = pd.read_csv(page.parent / "figures" / f"{figure.name}.csv")
         own = figure.table
@@ -101,7 +104,7 @@ def test_each_csv_is_what_its_figure_shows(page, study, found):
 
 def test_the_page_needs_no_network(page):
     used = {tag for tag, _ in read(page).tags}
-    assert used.isdisjoint({"script", "link", "img", "iframe", "object"})
+    assert used.isdisjoint({"link", "img", "iframe", "object"})
     for tag, attributes in read(page).tags:
         for name, value in attributes.items():
             # `xlink:href="#id"` inside a drawing stays on the page; a namespace is a name, not an address.
@@ -121,7 +124,8 @@ def test_the_page_can_be_read_aloud(page):
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in tags if tag == "th")
     drawings = [attributes for tag, attributes in tags if tag == "svg"]
-    assert len(drawings) == len(FIGURES)
+    # Those as wide as the page have a second drawing for a small screen.
+    assert len(drawings) == len(FIGURES) + 3
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in drawings)
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
     assert len(set(ids)) == len(ids)
@@ -228,6 +232,14 @@ def test_the_table_of_rivals_has_every_law_with_its_numbers(found):
     assert baseline["answered"] == f"{len(held.trials)} of {len(held.trials)}"
 
 
+def test_each_reason_of_the_laws_is_there_once_with_all_its_laws(found):
+    rows = law_reasons_table(found).records()
+    reasons = [row["reason"] for row in rows]
+    assert len(set(reasons)) == len(reasons)
+    shared = next(row["laws"] for row in rows if row["reason"] == TWO_POINTS)
+    assert shared == "threshold law, power law, root law"
+
+
 def test_cost_counts_a_model_once_and_says_what_is_not_known(pilot_frame):
     frame = pilot_frame(seeds=2).assign(cell="", flops=7e9)
     early = frame.assign(
@@ -236,7 +248,8 @@ def test_cost_counts_a_model_once_and_says_what_is_not_known(pilot_frame):
     both = pd.concat([frame, early], ignore_index=True)
     table = dict(cost_table(RunTable.from_frame(both)).rows)
     assert table["rows"] == "60"
-    assert table["rows done"] == "60"
+    # All of them are done.
+    assert "rows done" not in table
     assert (
         table["total training time"] == f"{frame['train_seconds'].sum() / 60:.0f} min (unknown for 30 rows)"
     )
@@ -253,7 +266,12 @@ def test_left_out_rows_warnings_and_hostile_words_are_shown_not_run(tmp_path, pi
     runs = RunTable.from_frame(frame)
     path = write_report(runs, fit(runs), tmp_path, title=evil, facts={evil: evil}, spec_text=f"</pre>{evil}")
     page = read(path)
-    assert "script" not in {tag for tag, _ in page.tags}
+    # Only the script of every page, and the page lets a browser run no other.
+    (script,) = re.findall(r"<script>(.*?)</script>", path.read_text(), flags=re.S)
+    assert [attributes for tag, attributes in page.tags if tag == "script"] == [{}]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = [item["content"] for tag, item in page.tags if item.get("http-equiv")]
+    assert f"script-src 'sha256-{digest}';" in policy
     # Title, heading, reason, two facts, specification.
     assert page.text.count(evil) >= 6
     for words in (
@@ -320,23 +338,27 @@ def test_a_report_that_fails_keeps_the_old_page(tmp_path, shallow, monkeypatch):
     assert "first" in read(path).text
 
 
-def test_the_answer_and_two_figures_come_before_all_else(page, found):
+def test_the_answer_and_its_figure_come_before_all_else(page, found):
     html = page.read_text()
     order = [
         html.index(text)
-        for text in ('class="answer"', 'class="badge"', *(f'<figure id="{name}"' for name in FIGURES))
+        for text in (
+            'class="answer"',
+            'class="badge"',
+            *(f'<figure id="{name}"' for name in ("excess", "loss", "gaps", "best_depth")),
+        )
     ]
     assert order == sorted(order)
     text, steps = read(page).text, next_steps(found)
     assert steps
     assert all(text.count(step.replace("`", "")) == 1 for step in steps)
     assert html.index("What to do next") < html.index("What was measured")
-    assert order[3] < html.index("<details") < html.index("<table")
+    assert order[2] < html.index("<details") < html.index("<table")
     first = html[html.index('class="answer"') : html.index('class="badge"')]
     assert first.count("<p>") <= MOST_ANSWERS
     # At most five figures are open, and each caption has one or two sentences.
     opened = re.sub(r"<details.*?</details>", "", html, flags=re.S)
-    assert opened.count("<figure") <= 2 + 5
+    assert opened.count("<figure") <= 1 + 5
     for caption in re.findall(r"<figcaption>(.*?)<span", html, flags=re.S):
         assert 1 <= len(re.findall(r"[.](?:\s|$)", caption.strip())) <= 2, caption
 
@@ -356,7 +378,7 @@ def test_the_badge_follows_from_crossings_and_the_learning_rate(found):
 
 
 def test_sections_without_content_are_empty_and_titles_are_unique(study, found):
-    sections = study_sections(Context(study, found))
+    sections = study_sections(context := Context(study, found), first_figure(context))
     empty = {section.title for section in sections if section.empty}
     assert empty == {"The learning rate", "The search"}
     assert len({section.anchor for section in sections}) == len(sections)

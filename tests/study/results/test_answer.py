@@ -205,6 +205,19 @@ def test_a_grid_has_no_search():
     assert report_facts(spec, plan, table_of(plan.cells), "")["search"] is None
 
 
+def test_the_report_of_an_unfinished_grid_has_its_finished_and_planned_cells():
+    spec = load_spec(SMALL)
+    plan = make_plan(spec)
+    assert report_facts(spec, plan, table_of(plan.cells), "")["cells"] is None
+    part = table_of(plan.cells[:-2])
+    assert report_facts(spec, plan, part, "")["cells"] == (plan.cell_count - 2, plan.cell_count)
+    # A search that chooses its cells may end before it has trained them all.
+    searched = load_spec(SMALL, SEARCH)
+    plan = make_plan(searched)
+    found = report_facts(searched, plan, table_of(plan.cells[:-2]), "")["cells"]
+    assert (found is None) == plan.search.chooses_cells
+
+
 def test_a_search_is_reported_with_its_objective():
     spec = load_spec(SMALL, SEARCH)
     plan = make_plan(spec)

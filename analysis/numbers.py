@@ -130,7 +130,14 @@ def ends(interval: _Ends, significant: int = 2) -> str:
 
 
 def human_range(interval: _Ends | None) -> str:
-    """An interval of counts in a sentence, such as `2.7–3.9 thousand`: one unit is named once."""
+    """An interval of counts in a sentence, such as `2.7–3.9 thousand`: one unit is named once.
+
+    An end below a thousand is counted in thousands if the other is above: 0.86–28 thousand, not 864–28 thousand.
+    """
+    thousands = interval is not None and (interval[1] or 0) >= 1000 > (interval[0] or 1000)
+    if interval and thousands and interval[0]:
+        low = f"{digits(interval[0] / 1000)} thousand"
+        return re.sub(r"^(\S+) (\w+)–(\S+) \2$", r"\1–\3 \2", f"{low}–{human(interval[1] or 0)}")
     return re.sub(r"^(\S+) (\w+)–(\S+) \2$", r"\1–\3 \2", span(interval, human))
 
 

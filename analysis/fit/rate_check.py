@@ -41,7 +41,10 @@ BEYOND = 2.6
 NONE = "no three rates bracket the best one"
 OUTSIDE = "at the best learning rates the crossing may lie outside the sizes measured"
 #: How to check a table of runs that has no study spec.
-HOW = "add the shapes next to each crossing at half and double their rates, with `sensitivity` in `purpose`"
+HOW = (
+    "train the shapes next to each crossing again at half and at double their learning rate, and add them as rows whose "
+    "column `purpose` is `sensitivity`"
+)
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,9 @@ def confidence(fit: Fit) -> tuple[str, str] | None:
         return None
     settled = [item.settled for item in fit.crossings]
     checked = fit.learning_rate is not None and fit.learning_rate.checked
-    word = "settled" if all(settled) and checked else "partly settled" if any(settled) else "not settled"
+    word = "settled" if all(settled) else "partly settled" if any(settled) else "not settled"
+    if all(settled) and not checked:
+        word = "settled at these learning rates"
     rate = "checked" if checked else "not checked"
     return word, f"{sum(settled)} of {counted(len(settled), 'pair')} of depths settled; learning rate {rate}"
 

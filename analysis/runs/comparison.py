@@ -187,6 +187,6 @@ def _warnings(rows: pd.DataFrame, runs: RunTable, choice: RateChoice, lost: pd.D
     if len(wide):
         yield (
             f"{len(wide)} of {len(rows)} runs have widths up to {wide['width'].max():g}, above the vocabulary of "
-            f"{wide['vocabulary'].min():g} tokens: the rank of the embedding is a bottleneck there (Wies et al. 2021), "
-            "and a crossing among them is unreliable."
+            f"{wide['vocabulary'].min():g} tokens, so the rank of their embedding is at most {wide['vocabulary'].min():g}: "
+            "the crossings are those of this vocabulary, and lie elsewhere with a larger one (Wies et al. 2021)."
         )

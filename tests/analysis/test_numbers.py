@@ -22,7 +22,9 @@ def test_numbers_in_words(value, words, letters):
 
 def test_open_ends_are_said():
     assert human_range((2700, 3900)) == "2.7–3.9 thousand"
-    assert human_range((900, 3900)) == "900–3.9 thousand"
+    assert human_range((900, 3900)) == "0.90–3.9 thousand"
+    assert human_range((864, 2.5e6)) == "0.86 thousand–2.5 million"
+    assert human_range((12, 864)) == "12–864"
     assert human_range((None, 3900)) == "below 3.9 thousand"
     assert human_range((3900, None)) == "above 3.9 thousand"
     assert span((None, None)) == "no limit"

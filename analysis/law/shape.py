@@ -163,6 +163,25 @@ class Shape:
         return self.depth_exact is not None and self.depth_exact > width_of(self.params, self.depth_exact)
 
 
+def buildable_width(width: float, step: int | None = None) -> int:
+    """The nearest width that a model can have: a multiple of `step`, and at least one step.
+
+    Without `step` it is a multiple of 64, and of 8 below a width of 256, which heads of common sizes fill. Below 4 it
+    is the nearest whole number: no multiple of 8 is near.
+
+    Raises:
+        InputError: the width is not finite or not positive, or the step is below 1.
+    """
+    if not 0 < width < math.inf:
+        raise InputError(f"The width is {width:g}; it must be a positive number.")
+    if step is None:
+        step = 64 if width >= 256 else 8 if width >= 4 else 1
+    if step < 1:
+        raise InputError(f"The step of the width is {step}; it must be 1 or more.")
+    # Halves go up: round() would send every other one down.
+    return max(1, math.floor(width / step + 0.5)) * step
+
+
 def check_size(params: float) -> None:
     """InputError if N is no size."""
     if not 1 <= params < math.inf:

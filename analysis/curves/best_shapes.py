@@ -55,6 +55,7 @@ class BestShape:
         depth, width, loss: of the depth with the lowest loss.
         near: all depths that do not differ from it (|z| < 2), itself included; None if the noise is not known.
         shapes: every depth measured there, by depth.
+        width_step: what all widths of the study are multiples of, at most 64; widths at N are not multiples of it.
     """
 
     budget: float
@@ -64,15 +65,25 @@ class BestShape:
     loss: float
     near: tuple[int, ...] | None
     shapes: tuple[DepthAt, ...]
+    width_step: int | None = None
 
 
 def best_shapes(used: pd.DataFrame, curves: Curves) -> tuple[BestShape, ...]:
     """The best depth of every budget of `used`, the rows of `curves`, at which two or more depths can be compared."""
-    found = [_compare(curves, budget, depths) for budget, depths in budgets(used)]
+    step = width_step(used)
+    found = [_compare(curves, budget, depths, step) for budget, depths in budgets(used)]
     return tuple(shape for shape in found if shape is not None)
 
 
-def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | None:
+def width_step(used: pd.DataFrame) -> int | None:
+    """What all widths are multiples of, 64 if that is a multiple of 64; None without widths."""
+    if "width" not in used:
+        return None
+    step = math.gcd(*(int(width) for width in used["width"].unique()))
+    return 64 if step % 64 == 0 else step
+
+
+def _compare(curves: Curves, budget: float, trained: list[int], step: int | None) -> BestShape | None:
     x, depths = common_size(curves, math.log(budget), trained)
     if len(depths) < 2:
         return None
@@ -100,7 +111,9 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
     )
     near = tuple(shape.depth for shape in shapes if shape.z is not None and shape.z < Z_DIFFERENT)
     winner = shapes[best]
-    return BestShape(budget, params, winner.depth, winner.width, winner.loss, near if known else None, shapes)
+    return BestShape(
+        budget, params, winner.depth, winner.width, winner.loss, near if known else None, shapes, step
+    )
 
 
 def budget_of(rows: pd.DataFrame) -> pd.Series:

@@ -9,6 +9,7 @@ import pandas as pd
 from analysis.curves.best_shapes import BestShape
 from analysis.intervals import Interval, interval_of
 from analysis.law.crossings import Crossing
+from analysis.law.shape import buildable_width
 from analysis.numbers import counted, digits, human, human_range, layers, listed, percent, scientific
 
 #: Shapes beside the best one whose cost is given.
@@ -128,16 +129,19 @@ def _depths(depths: tuple[int, ...], tried: Sequence[int]) -> str:
 
 
 def shape_sentence(best: BestShape) -> str:
-    """The best shape of a size, what other depths cost, and which of them the seeds cannot tell apart."""
+    """The best shape of a size, what other depths cost, and which of them the seeds cannot tell apart.
+
+    Widths are those nearest to N that can be built.
+    """
     others = sorted(
         (shape for shape in best.shapes if shape.depth != best.depth), key=lambda item: item.excess
     )
-    text = f"At {human(best.params)} parameters: {layers(best.depth)} × {round(best.width)} wide"
+    width = buildable_width(best.width, best.width_step)
+    text = f"At {human(best.params)} parameters: {layers(best.depth)} × {width} wide"
     join, verb = ";", " costs"
     for shape in others[:MOST_SHAPES]:
-        text += (
-            f"{join} {shape.depth} × {round(shape.width)}{verb} +{digits(100 * shape.excess / best.loss)} %"
-        )
+        width, cost = buildable_width(shape.width, best.width_step), digits(100 * shape.excess / best.loss)
+        text += f"{join} {shape.depth} × {width}{verb} +{cost} %"
         join, verb = ",", ""
     if best.near is None:
         return f"{text}; without a noise estimate no difference is tested."

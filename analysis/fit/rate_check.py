@@ -42,8 +42,8 @@ NONE = "no three rates bracket the best one"
 OUTSIDE = "at the best learning rates the crossing may lie outside the sizes measured"
 #: How to check a table of runs that has no study spec.
 HOW = (
-    "train the shapes next to each crossing again at half and at double their learning rate, and add them as rows whose "
-    "column `purpose` is `sensitivity`"
+    "train the shapes next to each crossing again at half and at double their learning rate, and add them as rows "
+    "whose column `purpose` is `sensitivity`"
 )
 
 

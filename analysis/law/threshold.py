@@ -36,7 +36,7 @@ from analysis.intervals import Region, range_over
 from analysis.law.crossings import Crossing, Crossings, Gap
 from analysis.law.threshold_law import LEVINE2020, SLOPE_VARIANCE, Form, ThresholdLaw
 
-TWO_POINTS = "a law through two crossings has no interval; more depths give it one"
+TWO_POINTS = "a law through two crossings has no interval, more depths give it one"
 
 #: What ln d is linear in, by form. The root covers what lies between the other two: where ln d rises with sqrt(L), 13 %
 #: of the studies rejected all but one of those two, and its projection was false every time.

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from analysis.curves.best_shapes import width_step
 from analysis.design.objective import estimate_from
 from analysis.files import write_json
 from analysis.fit.document import Fit
@@ -87,7 +88,9 @@ def write_report(
         confidence=confidence(fit),
         unfinished=cells,
         figures=[first],
-        sizes=excess.sizes_json(first.table, fit.count) if first.name == "excess" else None,
+        sizes=excess.sizes_json(first.table, fit.count, width_step(study_of_fit(fit).rows))
+        if first.name == "excess"
+        else None,
         next_steps=next_steps(fit),
         warnings=fit.warnings,
         sections=[*study_sections(context, first), provenance(facts or {}, links, spec_text)],

@@ -16,6 +16,7 @@ from analysis.intervals import Interval
 from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.near_optimal import WITHIN
+from analysis.law.shape import buildable_width
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import counted, digits, duration, ends, factors, percent, short, span
 from analysis.runs.table import RunTable
@@ -192,7 +193,8 @@ def best_table(fit: Fit) -> Table | None:
     columns: Columns = {
         Column("N"): lambda best: short(best.params),
         Column("best depth", look="strong"): lambda best: str(best.depth),
-        Column("width", look="strong"): lambda best: digits(best.width),
+        Column("width", look="strong"): lambda best: str(buildable_width(best.width, best.width_step)),
+        Column("exact", under="width"): lambda best: digits(best.width, 3),
         Column("loss"): lambda best: f"{best.loss:.4f}",
         Column("statistically tied", right=False): lambda best: (
             "no noise estimate" if best.near is None else _others(best, best.near, "{}")
@@ -202,10 +204,10 @@ def best_table(fit: Fit) -> Table | None:
         ),
     }
     note = (
-        "Lowest loss of each budget, read off the curves at one N, and the other depths that lose less than "
-        f"{WITHIN:g} nats per token, with what they lose."
+        "Lowest loss of each budget, read off the curves at one N; the width that the study can build next to the "
+        f"exact one, and the other depths that lose less than {WITHIN:g} nats per token, with what they lose."
     )
-    return table_of("best measured shapes", fit.best, columns, note)
+    return table_of("best shapes by the curves", fit.best, columns, note)
 
 
 def _others(best: BestShape, depths: Collection[int], text: str) -> str:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
     from analysis.fit.document import Fit
 
+#: Stands for a blank at which no line ends: textwrap breaks lines at no-break spaces too.
+_JOINED = "\x00"
 #: Width of output that goes to a file or a pipe, where rich would take 80 columns.
 FILE_COLUMNS = 120
 
@@ -33,6 +37,21 @@ def show(document: object, view: RenderableType, *, as_json: bool) -> None:
     is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     console = Console(highlight=False, width=FILE_COLUMNS if is_file else None)
     console.print(view, soft_wrap=isinstance(view, Text))
+
+
+class Sentence:
+    """A sentence for the terminal, whose lines end neither in a blank nor between a number and its unit."""
+
+    def __init__(self, text: str, style: str = "") -> None:
+        """`style` is one of rich."""
+        self.text, self.style = text, style
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """The lines for a console of this width."""
+        joined = re.sub(r"(?<=\d) (?=%|[a-z×])|(?<=×) (?=\d)", _JOINED, self.text)
+        lines = textwrap.wrap(joined, options.max_width, break_on_hyphens=False, break_long_words=False)
+        for line in lines or [""]:
+            yield Text(line.replace(_JOINED, " "), style=self.style)
 
 
 def say(text: str, value: object) -> None:
@@ -82,7 +101,7 @@ def _cell(column: Column, text: str | None) -> Text:
 
 
 def _dim(*texts: str) -> list[RenderableType]:
-    return [Text(text, style="dim") for text in texts if text]
+    return [Sentence(text, "dim") for text in texts if text]
 
 
 def fit_table(result: "Fit") -> RenderableType:
@@ -90,17 +109,17 @@ def fit_table(result: "Fit") -> RenderableType:
     from analysis.fit.sentences import answers, law_sentence, noise_sentence
     from analysis.report.tables import best_table, crossings_table, laws_table, rate_shifts_table
 
-    parts: list[RenderableType] = [*(Text(sentence) for sentence in answers(result)), Text("")]
+    parts: list[RenderableType] = [*(Sentence(sentence) for sentence in answers(result)), Text("")]
     if (crossings := crossings_table(result)) is not None:
         parts += [rich_table(crossings), *_dim(crossings.note)]
-    parts.append(Text(law_sentence(result), style="" if result.law.status == "ok" else "yellow"))
+    parts.append(Sentence(law_sentence(result), "" if result.law.status == "ok" else "yellow"))
     if max((len(item.trials) for item in result.held_out), default=0) >= LEAST_TRIALS:
         parts.append(rich_table(laws_table(result)))
     more = (best_table(result), rate_shifts_table(result))
     parts += [rich_table(table) for table in more if table is not None]
     repeats = result.epochs.sentence if result.epochs else ""
     parts += _dim(" ".join(filter(None, (repeats, noise_sentence(result)))), _left_out_text(result))
-    return Group(*parts, *(Text(text, style="yellow") for text in result.warnings))
+    return Group(*parts, *(Sentence(text, "yellow") for text in result.warnings))
 
 
 def _left_out_text(result: "Fit") -> str:

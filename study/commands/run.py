@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from analysis.numbers import counted
 from study.commands import series
-from study.commands.output import refuse_file, relative, say
+from study.commands.output import Sentence, refuse_file, relative, say
 from study.errors import SpecError
 from study.spec.study import StudySpec, load_spec
 from study.tracking.study_paths import OtherStudyError
@@ -74,7 +73,7 @@ def run_one(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[s
         return None, False
     if summary.fit and summary.report:
         for line in answers(summary.fit):
-            console.print(Text(line))
+            console.print(Sentence(line))
         say("Report: ", summary.report)
         if summary.copy:
             say("A copy of all results: ", summary.copy)

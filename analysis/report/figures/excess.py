@@ -45,8 +45,6 @@ MOST_WHOLE = 1.5
 LEAST_TOP = 0.1
 #: Points of a line of labels, and points per letter.
 LABEL, LETTER = 12.5, 6.2
-#: Widths that a study builds: multiples of the second number from the first one on.
-WIDTH_STEPS = ((0, 1), (32, 8), (256, 64))
 
 
 def figure(context: Context) -> Figure | None:
@@ -206,10 +204,10 @@ def finding(fit: Fit, table: pd.DataFrame) -> str:
     )
 
 
-def sizes_json(table: pd.DataFrame, count: str) -> dict[str, Any]:
+def sizes_json(table: pd.DataFrame, count: str, step: int | None) -> dict[str, Any]:
     """The numbers of `my size` on the page: losses by depth at ascending ln N, with the margins of `excess_data`.
 
-    A place at which a depth is not measured has None; `count` is how N is counted.
+    A place at which a depth is not measured has None; `count` is how N is counted, widths are multiples of `step`.
     """
     part = table.groupby("params")["part"].first()
     x = part.index.to_numpy(dtype=float)
@@ -227,7 +225,7 @@ def sizes_json(table: pd.DataFrame, count: str) -> dict[str, Any]:
     return {
         "sizes": [float(f"{value:.9g}") for value in np.log(x)],
         "depths": depths,
-        "widths": WIDTH_STEPS,
+        "step": step or 1,
         "count": count,
     }
 

@@ -44,7 +44,7 @@
 (() => {
   const form = document.getElementById("my-size");
   if (!form) return;
-  const { sizes, depths, widths, count } = JSON.parse(document.getElementById("my-size-numbers").textContent);
+  const { sizes, depths, step, count } = JSON.parse(document.getElementById("my-size-numbers").textContent);
   const [text, slider, answer] = ["text", "slider", "answer"].map((name) => document.getElementById(`my-size-${name}`));
   const [low, high] = [sizes[0], sizes[sizes.length - 1]];
   const UNITS = { k: 1e3, m: 1e6, b: 1e9, t: 1e12, thousand: 1e3, million: 1e6, billion: 1e9, trillion: 1e12 };
@@ -71,7 +71,6 @@
     return one === null || two === null ? null : one + share * (two - one);
   };
   const built = (exact) => {
-    const step = widths.filter(([from]) => exact >= from).pop()[1];
     return Math.max(1, step * Math.round(exact / step));
   };
   // The depths at ln N = x, the best first; empty where fewer than two can be compared.

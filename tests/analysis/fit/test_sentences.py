@@ -88,7 +88,7 @@ def test_the_costs_of_other_shapes_are_shares_of_the_loss():
         DepthAt(depth, width, 2 + excess, 0.01, excess, excess / 0.01)
         for depth, width, excess in ((1, 56.0, 0.13), (2, 40.2, 0.04), (4, 27.7, 0.0), (8, 19.8, 0.004))
     )
-    best = BestShape(37e3, 37632, 4, 27.7, 2.0, (4, 8), shapes)
+    best = BestShape(37e3, 37632, 4, 27.7, 2.0, (4, 8), shapes, width_step=2)
     assert shape_sentence(best) == (
         "At 38 thousand parameters: 4 layers × 28 wide; 8 × 20 costs +0.20 %, 2 × 40 +2.0 %, 1 × 56 +6.5 %; seeds "
         "cannot tell 4 and 8 layers apart."

@@ -128,7 +128,7 @@ def test_a_line_breaks_where_other_depths_are_compared(line_frame):
     assert sorted(set(made[made["depth"] == 2]["part"].diff().dropna())) == [0]
     assert made["params"].max() == pytest.approx(4e5)
     assert not ((made["params"] > 4.1e3) & (made["params"] < 0.99e5)).any()
-    numbers = sizes_json(made, "table")
+    numbers = sizes_json(made, "table", 2)
     hole = [
         place
         for place in range(len(numbers["sizes"]))
@@ -139,7 +139,7 @@ def test_a_line_breaks_where_other_depths_are_compared(line_frame):
 
 
 def test_the_page_gets_the_numbers_of_the_csv(table):
-    numbers = sizes_json(table, "nonembedding")
+    numbers = sizes_json(table, "nonembedding", 8)
     assert numbers["sizes"] == sorted(numbers["sizes"])
     for depth in numbers["depths"]:
         rows = table[table["depth"] == depth["depth"]]

@@ -371,7 +371,7 @@ def test_the_badge_follows_from_crossings_and_the_learning_rate(found):
         return confidence(replace(found, crossings=tuple(items), learning_rate=rate))[0]
 
     assert with_statuses("bracketed", "right_censored", checked=True) == "settled"
-    assert with_statuses("bracketed", "right_censored", checked=False) == "partly settled"
+    assert with_statuses("bracketed", "right_censored", checked=False) == "settled at these learning rates"
     assert with_statuses("bracketed", "ambiguous", checked=True) == "partly settled"
     assert with_statuses("ambiguous", "insufficient", checked=True) == "not settled"
     assert confidence(replace(found, crossings=())) is None

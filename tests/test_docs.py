@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from analysis.numbers import duration
+from analysis.runs.headings import LETTERS, NAMES
 from study.plan.plan import make_plan
 from study.plan.prices import money
 from study.plan.speed import Speed, keep, machine
@@ -38,6 +39,7 @@ PAGES = (
     "docs/tutorial.md",
     "docs/search.md",
     "docs/spec.md",
+    "docs/tables.md",
     "docs/theory.md",
     "docs/wide.md",
     "cluster/README.md",
@@ -190,7 +192,8 @@ def run(command, folder, start=interplay):
 def folder(tmp_path):
     """What the pages assume a reader has: a table of runs, a text, and a machine that has timed its steps once."""
     keep(Speed(**SPEED, machine=machine(DEVICES["cpu"]), workers=make_plan(load_spec("quickstart")).slots))
-    (tmp_path / "their_runs.csv").write_text(foreign_runs("final_loss"))
+    header, *rows = foreign_runs("final_loss").splitlines()
+    (tmp_path / "their_runs.csv").write_text("\n".join([f"{header},dataset", *(f"{row},c4" for row in rows)]))
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
     (tmp_path / "corpus.txt").write_text("\n\n".join(p.read_text() for p in sources[:60]))
     return tmp_path
@@ -375,3 +378,11 @@ def test_the_structure_names_existing_folders() -> None:
     named = re.findall(r"`((?:study|analysis|trainables)/[\w/.]+)`", section)
     assert len(named) > 15
     assert all((ROOT / path).exists() for path in named)
+
+
+def test_the_page_on_tables_lists_every_heading_that_is_known():
+    page = (ROOT / "docs" / "tables.md").read_text()
+    listed = dict(re.findall(r"^\| (\w+) \| (`.*`) \|$", page, re.M))
+    letters = {column: [letter for letter, of in LETTERS.items() if of == column] for column in NAMES}
+    expected = {column: [*names, *letters[column]] for column, names in NAMES.items()}
+    assert {column: re.findall(r"`(\w+)`", names) for column, names in listed.items()} == expected

@@ -12,6 +12,7 @@ import time
 
 import matplotlib.figure
 import pandas as pd
+import pyarrow
 import pytest
 
 import interplay
@@ -96,6 +97,43 @@ def test_a_frame_and_its_file_have_the_same_answer_as_the_command(answer, frame,
         )
     )
     assert found == pytest.approx(CROSSINGS, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda frame: frame.convert_dtypes(dtype_backend="pyarrow"),
+        lambda frame: frame.convert_dtypes(dtype_backend="numpy_nullable"),
+        lambda frame: frame.astype({"depth": "category", "my_loss": "category"}),
+        lambda frame: frame.astype(str),
+        pyarrow.Table.from_pandas,
+        lambda frame: frame.to_dict("records"),
+    ],
+    ids=["arrow", "nullable", "category", "text", "table", "dicts"],
+)
+def test_tables_of_any_library_and_rows_as_dicts_have_the_same_answer(answer, frame, form):
+    assert interplay.fit(form(frame), loss="my_loss").fit.crossings == answer.fit.crossings
+
+
+@pytest.mark.parametrize("source", [[], [1, 2], None, {"depth": 1}, [{"depth": 1}, 3]])
+def test_what_is_no_source_is_one_error_that_says_what_is(source):
+    with pytest.raises(InputError, match="is no source of runs: give the name of a study"):
+        interplay.fit(source)
+
+
+def test_the_arguments_that_help_are_named_as_those_of_python(frame):
+    kinds = {"learned": 0.0, "rotary": 0.1}
+    rows = pd.concat(
+        [frame.assign(positions=kind, my_loss=frame["my_loss"] + more) for kind, more in kinds.items()]
+    )
+    with pytest.raises(InputError) as caught:
+        interplay.fit(rows, loss="my_loss")
+    assert "Here the missing arguments are where={'positions': 'learned'}." in caught.value.__notes__
+    found = interplay.fit(rows, loss="my_loss", where={"positions": "learned"})
+    assert found.fit.used == len(frame)
+    with pytest.raises(InputError) as caught:
+        interplay.fit(frame.rename(columns={"my_loss": "measured"}))
+    assert "Here the missing arguments are loss='measured'." in caught.value.__notes__
 
 
 def test_an_answer_is_short_and_draws_and_writes(answer, tmp_path):

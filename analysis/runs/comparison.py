@@ -187,7 +187,7 @@ def _warnings(rows: pd.DataFrame, runs: RunTable, choice: RateChoice, lost: pd.D
     if len(wide):
         rank = f"{wide['vocabulary'].min():g}"
         yield (
-            f"{len(wide)} of {len(rows)} runs have widths up to {wide['width'].max():g}, above the vocabulary of {rank} "
-            f"tokens, so the rank of their embedding is at most {rank}: the crossings are those of this vocabulary, and lie "
-            "elsewhere with a larger one (Wies et al. 2021)."
+            f"{len(wide)} of {len(rows)} runs have widths up to {wide['width'].max():g}, above the vocabulary of "
+            f"{rank} tokens, so the rank of their embedding is at most {rank}: the crossings are those of this "
+            "vocabulary, and lie elsewhere with a larger one (Wies et al. 2021)."
         )

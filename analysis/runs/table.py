@@ -125,7 +125,7 @@ class RunTable:
         """
         if count not in get_args(Count):
             raise InputError(f"The count is {count!r}; it must be one of {', '.join(get_args(Count))}.")
-        frame = frame.rename(columns=str)
+        frame = _plain(frame.rename(columns=str))
         given = dict(columns or {})
         unit = next((unit for name, unit in UNITS.items() if name in given), None)
         if unit is not None:
@@ -202,6 +202,18 @@ def why_not(frame: pd.DataFrame, reasons: Mapping[Any, str]) -> list[dict[str, A
 def whole(sizes: pd.Series) -> pd.Series:
     """Whether each of these floats is a positive whole number."""
     return (sizes > 0) & (sizes < _EXACT) & (sizes % 1 == 0)
+
+
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Columns of Arrow, nullable and categorical types as floats or objects: their masks and operations differ."""
+    changed = {
+        name: column.to_numpy(dtype=float, na_value=np.nan)
+        if pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
+        else column.astype(object).where(column.notna(), None)
+        for name, column in frame.items()
+        if not isinstance(column.dtype, np.dtype)
+    }
+    return frame.assign(**changed) if changed else frame
 
 
 def _headings(frame: pd.DataFrame, given: Mapping[str, str]) -> Headings:

@@ -120,10 +120,10 @@ def _depths(depths: tuple[int, ...], tried: Sequence[int]) -> str:
         (f"{first} or {layers(depths[-1])}", ["the runs do not decide"]) if first else (layers(depths[0]), [])
     )
     if depths[-1] == tried[-1]:
-        text = f"at least {text}" if len(depths) == 1 else f"{text} or more"
+        text = f"at least {text}" if len(depths) == 1 else text
         notes.append(f"{tried[-1]} was the deepest tried")
     elif depths[0] == tried[0] > 1:
-        text = f"at most {text}" if len(depths) == 1 else f"{text} or fewer"
+        text = f"at most {text}" if len(depths) == 1 else text
         notes.append(f"{tried[0]} was the shallowest tried")
     return text + (f" ({'; '.join(notes)})" if notes else "")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analysis.errors import InputError, shortened
+from analysis.numbers import parse_number
 
 Unit = Literal["nats", "perplexity", "bits"]
 
@@ -85,6 +86,8 @@ _OTHER_NETWORKS = frozenset(
     )
 )
 
+#: A decimal prefix in brackets at the end of a heading.
+_SCALE = re.compile(r"\s*[\[(]\s*(?:in\s+)?([kKMBGT]|[mb]n|thousand|million|billion|trillion)s?\s*[\])]\s*$")
 _LOSS = {"loss", "ce", "nll", "xent", "crossentropy"}
 _PERPLEXITY = {"ppl", "perplexity"}
 _BITS = {"bpb", "bpc", "bpt", "bits"}
@@ -157,8 +160,15 @@ def last_part(heading: str) -> str:
     return name
 
 
+def scale_of(heading: str) -> float:
+    """What the numbers below a heading count in: `tokens (M)` are millions, other headings ones."""
+    found = _SCALE.search(heading)
+    return parse_number(f"1{found[1]}") if found else 1.0
+
+
 def _plain(heading: str) -> str:
     """In lower case with `_` for spaces and hyphens and between the words of camel case, without a unit in brackets."""
+    heading = _SCALE.sub("", heading)
     text = re.sub(
         r"\s*[\[(]\s*(?:nats|tokens|nats\s*(?:/|per)\s*tok(?:en)?)\s*[\])]\s*$",
         "",

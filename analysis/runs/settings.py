@@ -73,7 +73,7 @@ class Chosen:
     warnings: tuple[str, ...] = ()
 
 
-def unread(rows: pd.DataFrame) -> list[str]:
+def unread_columns(rows: pd.DataFrame) -> list[str]:
     """The columns of a run table that are not read."""
     read = {*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, TABLE_PARAMS, "seed_label"}
     return [str(name) for name in rows.columns if name not in read]
@@ -89,7 +89,7 @@ def refuse_other_data(rows: pd.DataFrame, headings: Mapping[str, str]) -> None:
     Raises:
         OptionNeededError: a column that names the data has several values.
     """
-    for name in (*unread(rows), *("vocabulary", "context")):
+    for name in (*unread_columns(rows), *("vocabulary", "context")):
         if name not in rows or last_part(name) not in DATA:
             continue
         values = _values(rows[name])
@@ -109,7 +109,7 @@ def last_steps(rows: pd.DataFrame) -> Chosen:
     """The last step of each run of a training history; all rows if there are training tokens or no steps."""
     if rows["tokens"].notna().any():
         return Chosen(rows, {})
-    names = [name for wanted in PROGRESS for name in unread(rows) if last_part(name) == wanted]
+    names = [name for wanted in PROGRESS for name in unread_columns(rows) if last_part(name) == wanted]
     for name in names:
         step = pd.to_numeric(rows[name], errors="coerce")
         run = [rows[column] for column in RUN]
@@ -147,7 +147,7 @@ def choose(rows: pd.DataFrame) -> Chosen:
     tuned: list[str] = []
     groups = [rows[column] for column in RUN]
     warnings: list[str] = []
-    for name in unread(rows):
+    for name in unread_columns(rows):
         if not _may_be_setting(name):
             continue
         values = _values(rows[name])

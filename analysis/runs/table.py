@@ -28,8 +28,8 @@ from analysis.runs.columns import (
     require,
 )
 from analysis.runs.files import read_file
-from analysis.runs.headings import Headings, Unit, names_in, read_headings, unit_of
-from analysis.runs.settings import rows_where
+from analysis.runs.headings import Headings, Unit, names_in, read_headings, scale_of, unit_of, words_of
+from analysis.runs.settings import rows_where, unread_columns
 
 #: How N is counted: 12·L·d², the paper's count of non-embedding parameters, or the table's own column.
 Count = Literal["nonembedding", "table"]
@@ -134,7 +134,7 @@ class RunTable:
         frame = frame.iloc[rows].reset_index(drop=True)
         headings = _headings(frame, given)
         names = {**headings.columns, **given}
-        named = rename(frame, names, source)
+        named = _scaled(rename(frame, names, source), names)
         require(named, source, (*REQUIRED, "params") if count == "table" else REQUIRED)
         if named.empty and not left_out:
             raise InputError(f"{source} has no rows. A run table needs one row for every trained model.")
@@ -214,6 +214,17 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
         if not isinstance(column.dtype, np.dtype)
     }
     return frame.assign(**changed) if changed else frame
+
+
+def _scaled(frame: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """The numbers of headings such as `tokens (M)` as they count."""
+    scales = {ours: scale for ours, theirs in names.items() if (scale := scale_of(theirs)) != 1}
+    for ours, scale in scales.items():
+        numbers, texts = read_numbers(frame[ours])
+        frame = frame.assign(
+            **{ours: pd.Series(numbers * scale, dtype=object).where(~frame.index.isin(texts.index), texts)}
+        )
+    return frame
 
 
 def _headings(frame: pd.DataFrame, given: Mapping[str, str]) -> Headings:
@@ -311,6 +322,14 @@ def _notes(typed: pd.DataFrame, unread: Mapping[str, pd.Series], unit: Unit, hea
         if name not in (*REQUIRED, "params"):
             values = first_few([repr(shortened(str(value))) for value in dict.fromkeys(texts)])
             yield f"{name} is no number in {counted(len(texts), 'row')} ({values}) and counts as missing there."
+    if typed["tokens"].isna().all():
+        like = [name for name in unread_columns(typed) if {"tokens", "token", "tok"} & set(words_of(name))]
+        like = [name for name in like if not {"per", "second", "sec", "s", "vocab"} & set(words_of(name))]
+        if like:
+            yield (
+                f"The training tokens are not read; {first_few([shortened(name) for name in like])} may be them: name "
+                f"the column with --column tokens={shortened(like[0])}."
+            )
     if (typed["cell"] != "").all():
         return  # a study says itself what became of its cells
     states = typed.loc[~typed["status"].isin(["done", "diverged"]), "status"].value_counts()

@@ -139,6 +139,25 @@ def test_report_of_a_table_is_written_where_asked_and_its_path_printed_as_it_is(
     assert (tmp_path / "[red]there[x]" / "fit.json").is_file()
 
 
+def test_fit_of_the_rows_with_one_value(command, tmp_path):
+    header, *rows = foreign_runs("loss").splitlines()
+    others = [row.replace(",2.", ",2.9") for row in rows]
+    both = [f"{row},{kind}" for kind, part in (("c4", rows), ("pile", others)) for row in part]
+    path = table(tmp_path, "\n".join([f"{header},dataset", *both]))
+    status, _, err = command("fit", path, "--json")
+    assert status == 2
+    again = shlex.split(err.split("Try: interplay ")[1])
+    assert again == ["fit", str(path), "--json", "--where", "dataset=c4"]
+    status, out, _ = command(*again)
+    assert (status, json.loads(out)["rows"]) == (0, {"used": 45, "merged": 0, "left_out": []})
+    for wrong, said in (("dataset", "is not HEADING=VALUE"), ("dataset=x", "it has c4: 45 rows")):
+        status, _, err = command("fit", path, "--where", wrong)
+        assert status == 2
+        assert said in err
+    status, _, err = command("fit", "quickstart", "--where", "dataset=c4")
+    assert (status, "chooses rows of a table" in err) == (2, True)
+
+
 def test_fit_at_another_level(command, tmp_path):
     status, _, err = command("fit", table(tmp_path, RUNS), "--level", "0.8", "--out", "fit.json")
     assert (status, err) == (0, "")

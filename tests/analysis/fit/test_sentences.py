@@ -1,6 +1,7 @@
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.curves.best_shapes import BestShape, DepthAt
@@ -11,10 +12,13 @@ from analysis.fit.sentences import (
     beyond_sentence,
     count_phrase,
     crossing_sentence,
+    findings,
     headlines,
     law_sentence,
     noise_sentence,
+    reason_counts,
     surface_sentence,
+    used_sentence,
 )
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.threshold_law import ThresholdLaw
@@ -81,6 +85,41 @@ def test_the_answer_is_one_sentence_with_the_edge_of_the_grid():
         (BRACKETED, OPEN), 0.95
     )
     assert use_sentence((OPEN,), 0.95) == use_sentence((), 0.95) == ""
+
+
+def test_the_first_sentence_says_how_many_rows_are_used_if_they_are_few(pilot_frame):
+    frame = pilot_frame().assign(tokens=2e6)
+    early = [frame.assign(tokens=tokens, loss=frame["loss"] + 0.1) for tokens in (5e5, 1e6)]
+    result = fit(RunTable.from_frame(pd.concat([frame, *early], ignore_index=True)))
+    assert findings(result)[0] == used_sentence(result) != ""
+    assert f"{len(frame)} of {3 * len(frame)} rows" in used_sentence(result)
+    # Reasons that differ in their numbers are one.
+    odd = frame.assign(depth="many", tokens=np.arange(len(frame)))
+    result = fit(RunTable.from_frame(pd.concat([frame, odd.assign(depth=lambda rows: rows.index + 0.5)])))
+    ((reason, count),) = reason_counts(result)
+    assert count == len(frame)
+    assert "not a positive whole number" in reason
+    # The rates of a parabola are in the loss that is compared.
+    rates = [
+        frame.assign(lr=rate, loss=frame["loss"] + more) for rate, more in ((1, 0.02), (2, 0), (4, 0.02))
+    ]
+    result = fit(RunTable.from_frame(pd.concat(rates, ignore_index=True)))
+    assert (result.used, result.merged, used_sentence(result)) == (len(frame), 2 * len(frame), "")
+    assert not used_sentence(fit(RunTable.from_frame(frame)))
+
+
+def test_a_table_whose_depths_never_meet_says_that():
+    shapes = [(6, 512), (8, 768), (11, 1024), (16, 1536)]
+    frame = pd.DataFrame(shapes, columns=["depth", "width"]).assign(loss=[3.5, 3.2, 3.0, 2.8], tokens=1e9)
+    lines = findings(fit(RunTable.from_frame(frame)))
+    assert "No two depths (6, 8, 11 and 16 layers) meet" in lines[0]
+    assert not any("one depth only" in line for line in lines)
+
+
+def test_unequal_tokens_are_said_first(pilot_frame):
+    frame = pilot_frame().assign(tokens=lambda rows: 1e6 * rows["depth"])
+    result = fit(RunTable.from_frame(frame))
+    assert findings(result)[0] == result.tokens.sentence
 
 
 def test_the_costs_of_other_shapes_are_shares_of_the_loss():

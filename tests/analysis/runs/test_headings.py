@@ -129,6 +129,26 @@ def test_losses_that_cannot_be_nats_are_refused_with_the_fix():
 
 
 @pytest.mark.parametrize(
+    ("heading", "value", "tokens"),
+    [("tokens (M)", 10, 1e7), ("Train Tokens [B]", "1.5", 1.5e9), ("tokens_seen (in billions)", 2, 2e9)],
+)
+def test_a_prefix_in_brackets_counts(heading, value, tokens):
+    frame = pd.DataFrame({"depth": 2, "width": [8, 16], "loss": [3.0, 2.5], heading: [value, "many"]})
+    runs = RunTable.from_frame(frame)
+    assert runs.used["tokens"].iloc[0] == tokens
+    assert any("'many'" in note for note in runs.notes)
+
+
+def test_a_heading_that_may_be_the_tokens_is_named():
+    frame = pd.DataFrame(
+        {"depth": 2, "width": [8, 16], "loss": [3.0, 2.5], "ktok": 1, "tokens_per_second": 2}
+    )
+    assert not any("may be them" in note for note in RunTable.from_frame(frame).notes)
+    named = RunTable.from_frame(frame.assign(seen_train_tok=5)).notes
+    assert any("--column tokens=seen_train_tok" in note and "second" not in note for note in named)
+
+
+@pytest.mark.parametrize(
     ("frame", "options"),
     [
         ({"depth": [2], "width": [8], "config.seed": [3], "config.loss_coef": [0.1]}, None),

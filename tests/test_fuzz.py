@@ -223,11 +223,13 @@ def documents(draw: st.DrawFn) -> str:
 # fmt: off
 CELLS = (
     *str.split("nan inf -inf 0 -1 0.5 2 3.0 1e200 1e-200 1e308 -1e308 1e400 1e-320 1e15 1e16 NA x true done diverged"),
-    *("stopped", "failed", "", '"', "\0", str(2**53), str(2**63), "9" * 5000, "x" * 9000),
+    *("10M", "1,156", "3,5", "$7", "1.5T", "RUNNING", "c4", "stopped", "failed", "", '"', "\0", str(2**53), str(2**63), "9" * 5000, "x" * 9000),
 )
 HEADINGS = (
     *str.split("loss depth width seed lr tokens heads params budget status reason cell purpose protocol"),
     *("vocabulary", "total_params", "train_seconds", "own", "run", "row", "", "x" * 3000),
+    *str.split("State dataset positions step batch_size val_ppl eval/loss config.n_layer"),
+    "tokens (M)",
 )
 # fmt: on
 
@@ -264,11 +266,13 @@ def tables(draw: st.DrawFn) -> TableCase:
             row = [*draw(st.sampled_from(rows))]
             row[draw(st.integers(0, len(row) - 1))] = draw(st.sampled_from(CELLS) | st.floats().map(repr))
             rows = [*rows, row]
-    suffix = draw(st.sampled_from([".csv"] * 6 + [".tsv", ".jsonl", ".jsonl", ".parquet"]))
-    if suffix == ".jsonl":
-        text = "\n".join(json.dumps(dict(zip(heading, map(json_value, row), strict=True))) for row in rows)
+    suffix = draw(st.sampled_from([".csv"] * 6 + [".tsv", ".jsonl", ".jsonl", ".json", ".parquet"]))
+    separator = "\t" if suffix == ".tsv" else draw(st.sampled_from(",,,,;|"))
+    if suffix in (".jsonl", ".json"):
+        objects = [json.dumps(dict(zip(heading, map(json_value, row), strict=True))) for row in rows]
+        text = "\n".join(objects) if suffix == ".jsonl" else f"[{','.join(objects)}]"
     else:
-        text = "\n".join(("\t" if suffix == ".tsv" else ",").join(row) for row in [heading, *rows])
+        text = "\n".join(separator.join(row) for row in [heading, *rows])
     if draw(st.sampled_from([False] * 6 + [True])):
         at = draw(st.integers(0, len(text)))
         text = (

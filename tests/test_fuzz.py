@@ -223,7 +223,8 @@ def documents(draw: st.DrawFn) -> str:
 # fmt: off
 CELLS = (
     *str.split("nan inf -inf 0 -1 0.5 2 3.0 1e200 1e-200 1e308 -1e308 1e400 1e-320 1e15 1e16 NA x true done diverged"),
-    *("10M", "1,156", "3,5", "$7", "1.5T", "RUNNING", "c4", "stopped", "failed", "", '"', "\0", str(2**53), str(2**63), "9" * 5000, "x" * 9000),
+    *str.split("10M 1,156 3,5 $7 1.5T RUNNING c4"),
+    *("stopped", "failed", "", '"', "\0", str(2**53), str(2**63), "9" * 5000, "x" * 9000),
 )
 HEADINGS = (
     *str.split("loss depth width seed lr tokens heads params budget status reason cell purpose protocol"),

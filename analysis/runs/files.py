@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import re
+import string
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -192,9 +193,9 @@ def _decimal_commas(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
     In such a table the point stands between thousands.
     """
-    commas = [name for name in frame.columns if frame[name].str.strip().str.fullmatch(_COMMA).any()]
-    for name in frame.columns if commas else []:
-        texts = frame[name].str.strip()
+    stripped = {name: frame[name].str.strip(f"{string.whitespace}\u00a0$€£¥") for name in frame.columns}
+    commas = [name for name, texts in stripped.items() if texts.str.fullmatch(_COMMA).any()]
+    for name, texts in stripped.items() if commas else ():
         match = texts.str.fullmatch(rf"{_COMMA}|[+-]?\d{{1,3}}(?:\.\d{{3}})+").fillna(False).astype(bool)
         swapped = texts.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
         frame = frame.assign(**{name: frame[name].mask(match, swapped)})

@@ -265,7 +265,10 @@ def train_with_a_slow_store(one, root, layout, uri, at_risk, lost_at, rank_info=
     return written
 
 
-@pytest.mark.parametrize(("layout", "copied"), [(Layout(), COPIED[0]), (Layout(data_parallel=2), COPIED[1])])
+@pytest.mark.parametrize(
+    ("layout", "copied"),
+    [(Layout(), COPIED[0]), pytest.param(Layout(data_parallel=2), COPIED[1], marks=pytest.mark.slow)],
+)
 def test_a_checkpoint_is_valid_once_all_ranks_have_copied_their_files(
     ranks, root, tmp_path, monkeypatch, layout, copied
 ):

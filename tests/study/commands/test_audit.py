@@ -151,7 +151,7 @@ def test_a_kind_of_model_the_law_does_not_know_is_refused(command, tmp_path):
     hf.T5Config().save_pretrained(tmp_path / "t5")
     status, out, err = command("audit", "t5", "--json")
     assert (status, out) == (2, "")
-    assert "--depth L --width D" in err
+    assert "interplay audit --depth 6 --width 512" in err
 
 
 def test_a_recommendation_says_which_error_it_quotes(command):

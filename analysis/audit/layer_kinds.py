@@ -81,7 +81,7 @@ def refusal(values: _Values, family: str, depth: int | None) -> str | None:
     """Why the laws do not describe the model, as the end of a sentence that begins with its name; None if they do."""
     name = family.lower().replace("-", "_")
     groups = values.get("num_hidden_groups")
-    if _is_count(groups) and depth is not None and groups < depth:
+    if type(groups) is int and depth is not None and 0 < groups < depth:
         return _looped(f"num_hidden_groups = {groups}")
     if _LOOPED.match(name) and not _is_count(groups):
         return _looped(f"model_type = {family}")
@@ -244,7 +244,7 @@ def _more_than_once(value: object) -> bool:
         return value.get("enable") is not False and any(map(_more_than_once, value.values()))
     if isinstance(value, Sequence) and not isinstance(value, str):
         return len(value) > 0
-    return value is True or (type(value) in (int, float) and value > 1)
+    return value is True or (isinstance(value, int | float) and value > 1)
 
 
 def _short(value: object) -> str:

@@ -7,9 +7,7 @@ import torch
 import transformers as hf
 
 from analysis.audit.model_config import _GATED, _NOT_GATED, model_config, read_model_config
-from analysis.audit.verdict import audit
 from analysis.errors import InputError
-from analysis.law.threshold_law import LEVINE2020
 
 #: Published sizes, most of them the defaults of the class.
 CONFIGS = {
@@ -198,7 +196,7 @@ def test_a_shape_that_is_no_size_is_one_paragraph(tmp_path, key, text):
 def test_a_number_that_is_no_size_gives_no_count_and_no_traceback(tmp_path, name, key, text):
     found = read_model_config(write_with(tmp_path, name, key, text))
     assert (found.depth, found.width, found.block_params) == (32, 4096, None)
-    assert audit(found, LEVINE2020).best.depth == 54
+    assert found.law_params == 12 * 32 * 4096**2
 
 
 NONSENSE = [(key, text) for key in ("vocab_size", "head_dim", "word_embed_proj_dim") for text in NO_SIZES]

@@ -118,7 +118,7 @@ def span(interval: _Ends | None, text: Callable[[float], str] = digits, between:
     return f"above {text(low)}" if high is None else f"{text(low)}{between}{text(high)}"
 
 
-def ends(interval: _Ends, significant: int = 2) -> str:
+def ends(interval: _Ends, significant: int = 2, between: str = " to ") -> str:
     """An interval of any two numbers in a sentence, such as `0.2 to 0.31`."""
     low, high = interval
     # Two different ends must not print as one number.
@@ -126,7 +126,7 @@ def ends(interval: _Ends, significant: int = 2) -> str:
         if digits(low, significant) != digits(high, significant):
             break
         significant += 1
-    return span(interval, lambda value: digits(value, significant), " to ")
+    return span(interval, lambda value: digits(value, significant), between)
 
 
 def human_range(interval: _Ends | None) -> str:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from analysis.runs.table import Count, RunTable
     from interplay.answer import Answer, StudyPlan
     from study.results.answer import Runs
-    from study.results.recommend import NamedFit
+    from study.results.recommend import Comparison, NamedFit
     from study.spec.study import StudySpec
 
 __all__ = ["audit", "fit", "load_spec", "plan", "read", "recommend", "report", "run"]
@@ -172,21 +172,27 @@ def recommend(
     law: str | None = None,
     fit: "Answer | str | Path | None" = None,
     within: float = WITHIN,
-) -> "Shape":
-    """Return the best shape of N non-embedding parameters, by a published law or a fit.
+) -> "Shape | Comparison":
+    """Return the best shape of N non-embedding parameters, by a law or a fit, or by all published evidence.
+
+    Without `law` and `fit` it is a `Comparison`: the shape by each published law, and the depths that are near-optimal
+    by all laws of the loss.
 
     Args:
         params: N, as a number or as text such as "7B".
-        law: levine2020 or liu2026.
+        law: levine2020, liu2026, or log3, the least depth by theory.
         fit: an answer, or the path of a `fit.json`.
         within: nats per token within which a depth counts as near-optimal.
 
     Raises:
-        InputError: not one of `law` and `fit`, the size or the law is wrong, the file cannot be read, or the fit has no
-            answer at N.
+        InputError: both `law` and `fit`, the size or the law is wrong, the file cannot be read, or there is no answer
+            at N, which published laws have up to ten times the largest size that they were fitted on.
     """
+    from study.results.recommend import compare
     from study.results.recommend import recommend as recommended
 
+    if law is None and fit is None:
+        return compare([params], within)[0]
     _, (shape,) = recommended(_named(fit), law, [params], within)
     return shape
 
@@ -210,15 +216,15 @@ def audit(
     fit: "Answer | str | Path | None" = None,
     within: float = WITHIN,
 ) -> "Audit":
-    """Compare a model, by its HuggingFace config or its shape, with a law.
+    """Compare a model, by its HuggingFace config or its shape, with all published evidence, or with one law or fit.
 
     Args:
         config: a `config.json` or its folder.
         depth: layers of a model without a config.
         width: of the same model.
         vocabulary: tokens of the same model, if known.
-        law: levine2020, which is the default, or liu2026.
-        fit: an answer, or the path of a `fit.json`, instead of a published law.
+        law: levine2020 or liu2026, as the only evidence.
+        fit: an answer, or the path of a `fit.json`, as the only evidence.
         within: nats per token within which a depth counts as near-optimal.
 
     Raises:

@@ -349,14 +349,25 @@ def recommend(
         typer.Argument(metavar="N", help="sizes in non-embedding parameters: 1e9 7B", show_default=False),
     ] = None,
     fit_file: FitOption = None,
-    law: Annotated[str | None, typer.Option("--law", help="a published law: levine2020 or liu2026")] = None,
+    law: Annotated[
+        str | None,
+        typer.Option(
+            "--law",
+            help="levine2020, liu2026, or log3: the least depth by theory; default: all published evidence",
+        ),
+    ] = None,
     within: WithinOption = WITHIN,
     as_json: JsonOption = False,
 ) -> None:
-    """Give the best depth and width for a size. With an interval, from a study's fit or a published law."""
-    from study.commands.output import recommendation_table
+    """Give the best depth and width for a size. From a study's fit or a law, else by all published evidence."""
+    from study.commands.output import comparison_table, recommendation_table
+    from study.results.recommend import compare
     from study.results.recommend import recommend as recommended
 
+    if fit_file is None and law is None:
+        found = compare(sizes or (), within)
+        show(to_json(found), comparison_table(found), as_json=as_json)
+        return
     source, shapes = recommended(fit_file, law, sizes or (), within)
     show(to_json(shapes), recommendation_table(source, shapes), as_json=as_json)
 
@@ -370,7 +381,9 @@ def audit(
     depth: Annotated[int | None, typer.Option(help="layers, instead of a config")] = None,
     width: Annotated[int | None, typer.Option(help="width, instead of a config")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="with --depth and --width: number of tokens")] = None,
-    law: Annotated[str | None, typer.Option(help="a published law: levine2020 (default) or liu2026")] = None,
+    law: Annotated[
+        str | None, typer.Option(help="levine2020 or liu2026 alone; default: all published evidence")
+    ] = None,
     fit_file: FitOption = None,
     known: Annotated[
         bool, typer.Option("--known", help="well-known models by both laws and the Gemstones table instead")
@@ -381,7 +394,7 @@ def audit(
     within: WithinOption = WITHIN,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether models are too deep or too shallow, by a law."""
+    """Say whether models are too deep or too shallow. By all published evidence, or by one law or fit."""
     from study.commands.audit import audit_known, audit_models, audit_view, known_view
 
     if known:
@@ -391,7 +404,7 @@ def audit(
     if figure is not None:
         raise AnalysisError("--figure draws the well-known models; add --known.")
     audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, within)
-    show([item.to_json() for item in audits], audit_view(audits), as_json=as_json)
+    show([item.to_json() for item in audits], audit_view(audits, within), as_json=as_json)
 
 
 @app.command()

@@ -158,10 +158,15 @@ def test_sizes_are_recommended_by_an_answer_a_file_or_a_law(answer, tmp_path):
     assert found.depth == answer.best.depth.iloc[-1]
     answer.report(tmp_path)
     assert interplay.recommend(size, fit=tmp_path / "fit.json").depth == found.depth
-    assert interplay.recommend(7e9, law="levine2020").depth_exact == pytest.approx(
-        solve_depth(5.039, 0.0555, 7e9), rel=1e-3
+    assert interplay.recommend(5e9, law="levine2020").depth_exact == pytest.approx(
+        solve_depth(5.039, 0.0555, 5e9), rel=1e-3
     )
+    assert interplay.recommend(1e9, law="log3").depth == 8
+    found = interplay.recommend(1e9)
+    assert found.depths[0] <= interplay.recommend(1e9, law="liu2026").depth <= found.depths[1]
+    assert repr(found) == found.sentence
     assert interplay.audit(depth=32, width=4096).verdict == "too shallow"
+    assert interplay.audit(depth=12, width=768).verdict == "near the best"
 
 
 @pytest.mark.parametrize("factor", [1, 30])
@@ -175,7 +180,9 @@ def test_an_answer_recommends_and_audits_as_its_file_does(answer, tmp_path, fact
     width = round(math.sqrt(size / 24))
     document = interplay.audit(depth=2, width=width, fit=answer).to_json()
     named = interplay.audit(depth=2, width=width, fit=str(tmp_path / "fit.json")).to_json()
-    assert (document.pop("law"), named.pop("law")) == ("a table", str(tmp_path / "fit.json"))
+    for key in ("law", "source"):
+        both = document["laws"][0].pop(key), named["laws"][0].pop(key)
+        assert both == ("a table", str(tmp_path / "fit.json"))
     assert document == named
 
 
@@ -279,7 +286,7 @@ def test_a_plan_has_a_row_per_cell():
         (lambda: interplay.plan("very-deep"), SpecError, "series"),
         (lambda: interplay.fit(pd.DataFrame({"depth": [1]})), InputError, "loss"),
         (lambda: interplay.fit("absent.csv"), InputError, "absent.csv"),
-        (lambda: interplay.recommend(1e9), InputError, "levine2020"),
+        (lambda: interplay.recommend(1e13), InputError, "every law"),
         (lambda: interplay.recommend(1e9, law="levine2020", fit="f.json"), InputError, "not both"),
         (lambda: interplay.audit(), InputError, "no model"),
         (lambda: interplay.audit("config.json", depth=1, width=2), InputError, "one model"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.audit.layer_kinds import doubts, refusal
 from analysis.errors import InputError
 
 #: Key names, the most common first.
@@ -22,14 +23,19 @@ _D_FF = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "hidden_d
 _BEYOND = 10**9
 #: Language part of a multimodal model.
 _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+_EXPERTS = (
+    "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts", "num_moe_experts",
+    "n_experts", "moe_num_routed_experts", "num_total_experts",
+)  # fmt: skip
 
-#: Families whose depth and width have another meaning than in the law.
-_NO_ATTENTION = "has no self-attention in all or most of its layers, and the law is one of self-attention"
-_NOT_STACKS = {
-    "albert": "shares one block among its layers, so N is not 12·L·d²",
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "xlstm"), _NO_ATTENTION),
-}
+#: Depth of the first of two stacks; a model of one stack has none of them.
+_ENCODER_DEPTHS = (
+    "encoder_layers", "num_encoder_layers", "n_encoder_layers", "encoder_num_layers", "encoder_num_hidden_layers",
+)  # fmt: skip
+#: Keys of models that read images, and sound.
+_IMAGES = ("image_size", "patch_size", "num_channels")
+_SOUND = ("num_mel_bins", "feat_extract_norm", "num_feat_extract_layers", "sampling_rate", "num_codebooks")
+
 # fmt: off
 #: Families with three feed-forward matrices (such as SwiGLU), and with two. The blocks of others are not counted.
 _GATED = {
@@ -99,8 +105,9 @@ def model_config(document: Mapping[str, Any], name: str) -> ModelConfig:
         name: source of the config, for messages; `_name_or_path` is the model it was made from and is not used.
 
     Raises:
-        InputError: depth or width is missing or no positive whole number; or the law does not apply, because the model
-            has two stacks (encoder and decoder), experts, shared blocks or no self-attention.
+        InputError: depth or width is missing or no positive whole number; or no law applies, because the model has two
+            stacks (encoder and decoder), experts, shared blocks, or layers that are not softmax attention with a
+            feed-forward part.
     """
     nested = [key for key in _LANGUAGE_PARTS if isinstance(document.get(key), Mapping)]
     part = nested[0] if nested and not any(key in document for key in DEPTH_KEYS) else None
@@ -118,7 +125,7 @@ def model_config(document: Mapping[str, Any], name: str) -> ModelConfig:
         vocabulary=vocabulary,
         embedding_width=_size(values, "word_embed_proj_dim", "embedding_size") or width,
         block_params=_block_params(values, family, depth, width),
-        notes=tuple(_notes(values, part, family, vocabulary)),
+        notes=tuple(_notes(values, part, family, vocabulary, depth)),
     )
 
 
@@ -126,27 +133,30 @@ def _refuse_other_kinds(
     document: Mapping[str, Any], values: Mapping[str, Any], family: str, name: str
 ) -> None:
     kind = _text(document.get("model_type")) or family or "unknown kind"
-    way_out = "To compare one shape anyway, as if dense and decoder-only, give --depth L --width D"
+    decoder = _size(values, "decoder_layers", "num_decoder_layers")
+    depth, width = decoder or _size(values, *DEPTH_KEYS), _size(values, *WIDTH_KEYS)
+    shape = f"--depth {depth or 'L'} --width {width or 'D'}"
+    way_out = f"To compare one shape anyway, as if dense and decoder-only: interplay audit {shape}"
     if (
         True in (document.get("is_encoder_decoder"), values.get("is_encoder_decoder"))
-        or {"encoder_layers", "decoder_layers"} <= set(values)
+        or any(_size(values, key) for key in _ENCODER_DEPTHS)
         or "num_decoder_layers" in values
         or (_mapping(document, "encoder") and _mapping(document, "decoder"))
     ):
         raise InputError(
-            f"{name} is an encoder-decoder ({kind}): it has two stacks, and the law was measured on one decoder "
-            f"stack. {way_out} (of its decoder)."
+            f"{name} is an encoder-decoder ({kind}): it has two stacks, and the laws were measured on one decoder "
+            f"stack. {way_out} (the shape of its decoder)."
         )
-    if reason := _NOT_STACKS.get(family):
-        raise InputError(f"{name} ({family}) {reason}. {way_out}.")
     for place in (values, _mapping(values, "ffn_config"), _mapping(values, "moe_config")):
         for key in _EXPERTS:
             numbers = value if isinstance(value := place.get(key), list) else [value]
             if any(isinstance(experts, int) and experts > 1 for experts in numbers):
                 raise InputError(
-                    f"{name} is a mixture of experts ({kind}, {key} = {value}): the law was measured on dense models, "
-                    f"and it is unknown whether all parameters or the active ones count as N. {way_out}."
+                    f"{name} is a mixture of experts ({kind}, {key} = {value}): the laws were measured on dense "
+                    f"models, and it is unknown whether all parameters or the active ones count as N. {way_out}."
                 )
+    if reason := refusal(values, family, depth):
+        raise InputError(f"{name} ({kind}) {reason}. {way_out}.")
 
 
 def _required(values: Mapping[str, Any], keys: tuple[str, ...], what: str, name: str) -> int:
@@ -196,18 +206,21 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _notes(values: Mapping[str, Any], part: str | None, family: str, vocabulary: int | None) -> list[str]:
+def _notes(
+    values: Mapping[str, Any], part: str | None, family: str, vocabulary: int | None, depth: int
+) -> list[str]:
     notes = []
     if part is not None:
         notes.append(f"A model of several parts; its language part ({part}) is audited.")
+    else:
+        for keys, what in ((_IMAGES, "images"), (_SOUND, "sound")):
+            if found := next((key for key in keys if values.get(key) is not None), None):
+                notes.append(
+                    f"A model of {what} (it has {found}): the laws were measured on text, so this is only a comparison."
+                )
     encoder = "bert" in family or family in ("electra", "ernie", "esm", "mpnet")
     if encoder and "decoder" not in family and values.get("is_decoder") is not True:
-        notes.append("An encoder: the law was measured on decoders, so this is only a comparison.")
+        notes.append("An encoder: the laws were measured on decoders, so this is only a comparison.")
     if vocabulary is None:
-        notes.append("The file has no vocabulary; the law was measured on text.")
-    kinds = values.get("layer_types") or values.get("layers_block_type")
-    if isinstance(kinds, list):
-        other = sorted({str(kind) for kind in kinds if "attention" not in str(kind) or "linear" in str(kind)})
-        if other:
-            notes.append(f"Some layers are not softmax attention ({', '.join(other)}); the law has none.")
-    return notes
+        notes.append("The file has no vocabulary; the laws were measured on text.")
+    return [*notes, *doubts(values, depth)]

@@ -1,50 +1,52 @@
-"""Compare an existing model with a threshold law: too deep, too shallow, or within the interval of the best depth.
+"""A verdict on an existing model: what it loses against the best depth of its size, by every law that reaches it.
 
-Levine et al. 2020: a model with N above N_transition(L) is too shallow for its size, one below it too deep. At fixed N
-this is the same as comparing L with the best depth L*. By a study's fit there is one comparison only, that with L* and
-its interval, because several laws give them.
+A law of the loss gives what the model loses. The law of Levine et al. 2020 gives depths only: a model with N above
+N_transition(L) is too shallow for its size, one below it too deep, which at fixed N is the same as comparing L with the
+best depth L*.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from analysis.audit.evidence import Evidence
 from analysis.audit.model_config import ModelConfig
 from analysis.errors import InputError
 from analysis.files import to_json
 from analysis.intervals import Interval
-from analysis.law.published import PublishedLaw
 from analysis.law.shape import NearOptimal, Shape, Transition
 
-Verdict = Literal["too deep", "too shallow", "within the interval", "not settled"]
+#: Of one law, and of all of them together.
+Verdict = Literal[
+    "near the best", "too shallow", "too deep", "within the interval", "not settled", "laws disagree", "no verdict"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Audit:
-    """The verdict on one model by one law.
+class Finding:
+    """One model by one law.
 
     Attributes:
-        model: its shape and source.
-        law: the source of the law in words.
-        verdict: whether the interval of L* at fixed N contains its depth; the best whole depth counts as within. It is
-            not settled if the interval is open on both sides, or on one and no best depth is stated.
-        best: the recommendation for the same N.
-        transition: N_transition of the model's depth by a published law; None by a study's fit.
-        extrapolated: whether its depth or L* lies outside the depths of the law.
-        warnings, notes: sentences for the reader: doubts about the answer, and how the model was read.
-        near_optimal: see `analysis.law.near_optimal`; `lost` is what the model loses. None if not known.
+        law, source: short, and in words.
+        depth: of the model.
+        beyond: factor by which N lies outside the sizes of the law's models; 1 inside.
+        inside: the law was fitted on models of this size and depth.
+        best: the best shape for the same N; its source is `none` if the law has no answer.
+        near_optimal: the near-optimal depths, and what the model loses; None for a law of depths only.
+        transition: N_transition of the model's depth by a published law.
     """
 
-    model: ModelConfig
+    JSON_PROPERTIES: ClassVar = ("ratio", "ratio_interval", "verdict")
+
     law: str
-    verdict: Verdict
+    source: str
+    depth: int
+    beyond: float
+    inside: bool
     best: Shape
+    near_optimal: NearOptimal | None
     transition: Transition | None
-    extrapolated: bool
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-    near_optimal: NearOptimal | None = None
 
     @property
     def star(self) -> float | None:
@@ -52,35 +54,104 @@ class Audit:
         return self.best.depth_exact
 
     @property
+    def lost(self) -> float | None:
+        """Nats per token that the model loses; None if not known."""
+        return self.near_optimal.lost if self.near_optimal else None
+
+    @property
     def ratio(self) -> float | None:
         """L/L*; None if L* is less than one layer, where it is meaningless, or not stated."""
-        return self.model.depth / self.star if self.star is not None and self.star >= 1 else None
+        return self.depth / self.star if self.star is not None and self.star >= 1 else None
 
     @property
     def ratio_interval(self) -> Interval:
         """Ends of L/L*; None where the law sets no limit, and where L* is less than one layer."""
         # The largest L* gives the smallest ratio.
         low, high = self.best.depth_interval if self.star is None or self.star >= 1 else (None, None)
-        return (self.model.depth / high if high else None, self.model.depth / low if low else None)
+        return (self.depth / high if high else None, self.depth / low if low else None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """By what is lost where that is known: near the best, or the side of the interval of L* where the depth lies.
+
+        Without losses the interval alone decides, and the best whole depth counts as within it. It is not settled if
+        the interval is open on both sides, or on one and no best depth is stated.
+        """
+        if self.best.source == "none":
+            return "no verdict"
+        near, (low, high) = self.near_optimal, self.best.depth_interval
+        if near is not None and near.lost is not None and near.lost <= near.within:
+            return "near the best"
+        if self.depth != self.best.depth and high is not None and self.depth > high:
+            return "too deep"
+        if self.depth != self.best.depth and low is not None and self.depth < low:
+            return "too shallow"
+        is_open = low is None and high is None if self.best.depth is not None else low is None or high is None
+        return "not settled" if is_open or self.lost is not None else "within the interval"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The verdict on one model by all laws that it was compared with.
+
+    Attributes:
+        model: its shape and source.
+        findings: one per law.
+        warnings, notes: sentences for the reader: doubts about the answer, and how the model was read.
+    """
+
+    model: ModelConfig
+    findings: tuple[Finding, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def deciding(self) -> tuple[Finding, ...]:
+        """The findings that make the verdict: of the laws with an answer those with losses, of these those inside."""
+        found = [item for item in self.findings if item.best.source != "none"]
+        found = [item for item in found if item.lost is not None] or found
+        return tuple([item for item in found if item.inside] or found)
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the deciding laws, if they agree."""
+        verdicts = {item.verdict for item in self.deciding}
+        if not verdicts:
+            return "no verdict"
+        if len(verdicts) == 1:
+            return verdicts.pop()
+        return "not settled" if "not settled" in verdicts else "laws disagree"
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether no deciding law was fitted on models of this size and depth."""
+        return not any(item.inside for item in self.deciding)
+
+    @property
+    def lost(self) -> tuple[float, float] | None:
+        """The least and the most nats per token that the model loses by a deciding law; None if not known."""
+        values = [item.lost for item in self.deciding if item.lost is not None]
+        return (min(values), max(values)) if values else None
+
+    @property
+    def least_depth(self) -> float:
+        """log3 of the width: the depth below which theory has a layer gain most, see `least_shape`."""
+        return math.log(self.model.width, 3)
 
     def to_json(self) -> dict[str, Any]:
         """Strict JSON types, the fields of the model among those of the audit."""
         model = self.model
         document: dict[str, Any] = {
-            **{name: getattr(model, name) for name in ("depth", "width", "vocabulary", "block_params")},
-            **{name: getattr(self, name) for name in _FIELDS},
-            "law": self.law,
             "model": model.name,
             "family": model.family or None,
+            **{name: getattr(model, name) for name in ("depth", "width", "vocabulary", "block_params")},
             "nonembedding_params": model.law_params,
-            "layers": None if self.star is None else model.depth - self.star,
-            "best": self.best,
-            "transition": self.transition,
+            **{name: getattr(self, name) for name in ("verdict", "lost", "extrapolated", "least_depth")},
+            "warnings": self.warnings,
+            "notes": self.notes,
+            "laws": self.findings,
         }
         return {key: to_json(value) for key, value in document.items()}
-
-
-_FIELDS = ("verdict", "ratio", "ratio_interval", "extrapolated", "near_optimal", "warnings", "notes")
 
 
 def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConfig:
@@ -95,40 +166,36 @@ def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConf
     return ModelConfig(name=f"{depth} × {width}", depth=depth, width=width, vocabulary=vocabulary)
 
 
-def audit(model: ModelConfig, law: PublishedLaw | Callable[[float], Shape], source: str = "") -> Audit:
-    """Compare a model from `read_model_config` or `shape_of` with a law.
+def audit(model: ModelConfig, evidence: Sequence[Evidence], within: float) -> Audit:
+    """Compare a model from `read_model_config` or `shape_of` with each law.
 
     Args:
         model: its shape.
-        law: published, or N -> `Audit.best` by a fit.
-        source: of a fit, in words.
+        evidence: the laws.
+        within: nats per token up to which a loss counts as that of the best depth.
 
     Raises:
-        InputError: a depth out of range or not counted by it.
+        InputError: a size or depth out of range of a law.
     """
-    published = None if callable(law) else law
+    findings = tuple(_finding(model, item, within) for item in evidence)
+    found = Audit(model, findings, _warnings(model), ())
+    return Audit(model, findings, found.warnings, _notes(found))
+
+
+def _finding(model: ModelConfig, item: Evidence, within: float) -> Finding:
     params = float(model.law_params)
-    best = law(params) if callable(law) else law.shape(params)
-    low, high = best.depth_interval
-    return Audit(
-        model=model,
-        law=source or best.law,
-        verdict=_verdict(model.depth, best.depth, low, high),
+    best = item.best(params)
+    answered = best.source != "none"
+    return Finding(
+        law=item.name,
+        source=item.source,
+        depth=model.depth,
+        beyond=item.beyond(params),
+        inside=item.holds(params, model.depth) and not (item.sizes is None and best.extrapolated),
         best=best,
-        transition=None if published is None else published.transition(model.depth),
-        extrapolated=best.extrapolated or (published is not None and published.extrapolates(model.depth)),
-        warnings=_warnings(model),
-        notes=_notes(model, published, best),
+        near_optimal=item.losses(params, model.depth, within) if answered else None,
+        transition=item.law.transition(model.depth) if item.law is not None and answered else None,
     )
-
-
-def _verdict(depth: int, best: int | None, low: float | None, high: float | None) -> Verdict:
-    if depth != best and high is not None and depth > high:
-        return "too deep"
-    if depth != best and low is not None and depth < low:
-        return "too shallow"
-    is_open = low is None and high is None if best is not None else low is None or high is None
-    return "not settled" if is_open else "within the interval"
 
 
 def _warnings(model: ModelConfig) -> tuple[str, ...]:
@@ -143,25 +210,26 @@ def _warnings(model: ModelConfig) -> tuple[str, ...]:
     )
 
 
-def _notes(model: ModelConfig, law: PublishedLaw | None, best: Shape) -> tuple[str, ...]:
+def _notes(found: Audit) -> tuple[str, ...]:
+    model = found.model
     notes, size = list(model.notes), f"{model.law_params:,}"
-    if best.depth_exact is not None and best.depth_exact < 1:
-        notes.append(f"The law has no depth of one layer or more at N = {size}, so there is no L/L*.")
-    if best.reason:
-        notes.append(f"The laws of the study give no best depth at N = {size}: {best.reason}.")
-    far = {"depth": law is not None and law.extrapolates(model.depth), "best depth": best.extrapolated}
-    if outside := [name for name, is_far in far.items() if is_far]:
-        range_ = (
-            "of the study"
-            if law is None
-            else "{:g} to {:g} that the law was fitted on".format(*law.depth_range)
-        )
-        verb = "lies" if len(outside) == 1 else "lie"
-        notes.append(f"Its {' and its '.join(outside)} {verb} outside the depths {range_}: an extrapolation.")
+    for item in found.findings:
+        if item.star is not None and item.star < 1:
+            notes.append(f"{item.law} has no depth of one layer or more at N = {size}, so there is no L/L*.")
+        if item.best.reason:
+            law = "The fit" if item.best.source not in ("none", "published") else item.law
+            notes.append(f"{law} gives no best depth at N = {size}: {item.best.reason}.")
+    if found.deciding and found.extrapolated:
+        notes.append("The verdict is an extrapolation: none of its laws has models of this size and depth.")
+    # The logarithm of a power of three may exceed the whole number by its rounding.
+    side = "above" if model.depth >= found.least_depth - 1e-9 else "below"
+    notes.append(
+        f"Its depth {model.depth} lies {side} log3(width) = {found.least_depth:.1f}, the least depth by theory."
+    )
     off = model.block_params / model.law_params - 1 if model.block_params else 0.0
     if abs(off) > 0.05:
         notes.append(
-            f"Its blocks hold {abs(off):.0%} {'more' if off > 0 else 'fewer'} parameters than 12·L·d²; recommend "
-            f"{model.block_params} gives the best shape for those."
+            f"Its blocks hold {abs(off):.0%} {'more' if off > 0 else 'fewer'} parameters than 12·L·d²; "
+            f"`interplay recommend {model.block_params}` gives the best shape for those."
         )
     return tuple(notes)

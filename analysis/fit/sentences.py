@@ -16,6 +16,7 @@ from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.held_out import BASELINE
 from analysis.law.near_optimal import WITHIN, measured_within
 from analysis.law.prediction import rejected
+from analysis.law.shape import REACH
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import counted, digits, ends, human, human_range, layers, listed, percent
 
@@ -25,8 +26,6 @@ MOSTLY = 0.8
 MOST_REASONS = 3
 #: Maximum number of pairs of depths with a sentence among the headlines.
 MAX_SENTENCES = 2
-#: Largest size for which a depth is stated, over the largest one measured.
-REACH = 10.0
 #: Least depths for a sentence about the response surface: a quadratic goes through any three.
 DEPTHS_FOR_SURFACE = 5
 #: Measures other than the loss in a run table, for which more is better, and their names in sentences.

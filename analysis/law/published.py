@@ -11,8 +11,9 @@ from statistics import NormalDist
 
 from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
-from analysis.law.shape import Shape, Transition, check_size, outside
-from analysis.law.threshold_law import LEVINE2020, ThresholdLaw
+from analysis.law.shape import REACH, Shape, Transition, check_size, outside
+from analysis.law.threshold_law import LEVINE2020, ThresholdLaw, solve_depth
+from analysis.numbers import human
 
 Row = tuple[float, float, float, float]
 #: Step of the numerical derivatives in ln c and α.
@@ -172,6 +173,39 @@ LIU2026 = AdditiveLaw(
 
 PublishedLaw = ThresholdLaw | AdditiveLaw
 PUBLISHED: dict[str, PublishedLaw] = {"levine2020": LEVINE2020, "liu2026": LIU2026}
+
+
+#: The law of `least_shape`, in words.
+LEAST_DEPTH = "least depth by theory: L = log3(d)"
+
+
+def published_shape(law: PublishedLaw, params: float, level: float = 0.95) -> Shape:
+    """The best shape for N by a published law, with the source `none` beyond `REACH` times its largest size.
+
+    Raises:
+        InputError: N is no size, or too small for the depths that count.
+    """
+    check_size(params)
+    assert law.params_range is not None
+    largest = law.params_range[1]
+    if params <= REACH * largest * (1 + 1e-9):
+        return law.shape(params, level)
+    reason = f"N is more than {REACH:g} times the largest size that the law was fitted on, {human(largest)}"
+    return Shape(params, None, (None, None), None, "none", law.source, reason=reason)
+
+
+def least_shape(params: float) -> Shape:
+    """The least depth for N by theory: the smallest whole L with L >= log3(d) at the width that fills N.
+
+    Below log3(d) a layer triples the exponent of the separation rank, so a budget of 12·L·d² should not fall below the
+    depth that solves L = log3(d), N = 12·L·9^L. That is the rule of thumb of the authors for arXiv 2006.12467 v1. It
+    has no interval and no limit of size, and it is no best depth.
+
+    Raises:
+        InputError: N is no size.
+    """
+    check_size(params)
+    return Shape(params, solve_depth(0.0, math.log(3), params), (None, None), None, "theory", LEAST_DEPTH)
 
 
 def published_law(name: str) -> PublishedLaw:

@@ -11,9 +11,14 @@ from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
 from analysis.numbers import layers, short, span
 
+#: No law states a depth beyond this factor times the largest size that it was fitted on.
+REACH = 10.0
+#: Sizes from here on are far beyond any model, but usual as FLOPs of a training.
+FLOPS = 1e15
+
 #: What a shape rests on: the laws of a study, its lowest measured loss, only the interval of its laws, nothing at this
-#: size, a published law.
-Source = Literal["law", "measured", "band", "none", "published"]
+#: size, a published law, the least depth by theory.
+Source = Literal["law", "measured", "band", "none", "published", "theory"]
 
 
 class Law(Protocol):
@@ -125,13 +130,23 @@ class Shape:
 
     @property
     def depth(self) -> int | None:
-        """L* in whole layers, at least 1 (the rule of Levine et al. 2020, section 5.2)."""
-        return None if self.depth_exact is None else max(1, round(self.depth_exact))
+        """L* in whole layers, at least 1 (the rule of Levine et al. 2020, section 5.2); a least depth is rounded up."""
+        if self.depth_exact is None:
+            return None
+        # The root of an equation may miss a whole number by its rounding.
+        whole = (
+            math.ceil(self.depth_exact * (1 - 1e-12)) if self.source == "theory" else round(self.depth_exact)
+        )
+        return max(1, whole)
 
     @property
     def width(self) -> int | None:
-        """The width that fills N at `depth`."""
-        return None if self.depth is None else max(1, round(width_of(self.params, self.depth)))
+        """The width nearest to that which fills N at `depth` that a model can have, see `buildable_width`."""
+        if self.depth is None:
+            return None
+        # A least depth holds up to a width of 3^L.
+        most = 3**self.depth if self.source == "theory" else math.inf
+        return buildable_width(width_of(self.params, self.depth), most=most)
 
     @property
     def width_exact(self) -> float | None:
@@ -163,11 +178,11 @@ class Shape:
         return self.depth_exact is not None and self.depth_exact > width_of(self.params, self.depth_exact)
 
 
-def buildable_width(width: float, step: int | None = None) -> int:
+def buildable_width(width: float, step: int | None = None, most: float = math.inf) -> int:
     """The nearest width that a model can have: a multiple of `step`, and at least one step.
 
     Without `step` it is a multiple of 64, and of 8 below a width of 256, which heads of common sizes fill. Below 4 it
-    is the nearest whole number: no multiple of 8 is near.
+    is the nearest whole number: no multiple of 8 is near. No width exceeds `most`, unless one step does.
 
     Raises:
         InputError: the width is not finite or not positive, or the step is below 1.
@@ -179,7 +194,15 @@ def buildable_width(width: float, step: int | None = None) -> int:
     if step < 1:
         raise InputError(f"The step of the width is {step}; it must be 1 or more.")
     # Halves go up: round() would send every other one down.
-    return max(1, math.floor(width / step + 0.5)) * step
+    steps = math.floor(width / step + 0.5)
+    return max(1, steps - (steps * step > most)) * step
+
+
+def flops_hint(params: float) -> str:
+    """A sentence for a size that looks like a number of FLOPs; else empty."""
+    if params < FLOPS:
+        return ""
+    return f"{params:g} looks like a number of FLOPs; a size N is a number of non-embedding parameters, such as 7e9."
 
 
 def check_size(params: float) -> None:

@@ -256,6 +256,8 @@ LEVINE2020 = ThresholdLaw(
     b=5.55e-2,
     covariance=((9.4e-4, -3.74e-5), (-3.74e-5, SLOPE_VARIANCE)),
     depths=(6, 12, 18, 24, 30, 36),
+    # The sizes at which 6 and 36 layers are overtaken.
+    params_range=(3.337e6, 5.594e8),
     source="Levine et al. 2020 (arXiv 2006.12467)",
     covariance_dof=4,
 )

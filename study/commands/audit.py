@@ -1,26 +1,25 @@
-"""`interplay audit`: existing models compared with a law, as JSON or for a terminal."""
+"""`interplay audit`: existing models compared with published evidence or one law, as JSON or for a terminal."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from analysis.audit.evidence import Evidence, law_evidence, published_evidence
 from analysis.audit.model_config import read_model_config
-from analysis.audit.verdict import Audit, audit, shape_of
+from analysis.audit.verdict import Audit, Finding, audit, shape_of
 from analysis.errors import InputError
-from analysis.law.near_optimal import WITHIN, check_within, near_optimal
-from analysis.law.published import losses_of, published_law
-from analysis.law.shape import NearOptimal
-from analysis.numbers import short, span
+from analysis.law.near_optimal import WITHIN, check_within
+from analysis.law.published import published_law
+from analysis.numbers import ends, listed, short
 from study.commands.output import text_table
-from study.results.recommend import NamedFit, named_fit, shapes_by
+from study.results.recommend import NamedFit, fit_evidence, named_fit
 
 if TYPE_CHECKING:
-    # Its fit loads the numerical libraries.
-    from study.results.known_models import Finding, KnownModel
+    # It draws a figure.
+    from study.results.known_models import KnownModel
 
 #: What a verdict rests on, by `Shape.source`.
 _SOURCES = {
@@ -38,13 +37,13 @@ def audit_models(
     fit: Path | NamedFit | None = None,
     within: float = WITHIN,
 ) -> list[Audit]:
-    """Compare models with a law, in the order given.
+    """Compare models with all published evidence, or with one law, in the order given.
 
     Args:
         configs: `config.json` files or folders that hold one.
         shape: depth, width and vocabulary of a model without a config; the vocabulary may be None.
-        law: name of a published law; levine2020 if neither this nor `fit` is given.
-        fit: a fit that is used instead, as `interplay recommend --fit` uses it.
+        law: name of a published law that is the only evidence.
+        fit: a fit that is the only evidence, as `interplay recommend --fit` uses it.
         within: nats per token within which a depth counts as near-optimal.
 
     Raises:
@@ -64,76 +63,84 @@ def audit_models(
     check_within(within)
     if fit is not None and law is not None:
         raise InputError(f"Give one law: --law {law} or --fit, not both.")
-    if fit is None:
-        published = published_law(law or "levine2020")
-        losses = losses_of(published)
-        audits = [audit(model, published) for model in models]
-
-        def near(params: float, layers: float) -> NearOptimal | None:
-            return near_optimal(losses, params, layers, losses.source, within)
-
+    if fit is not None:
+        evidence: Sequence[Evidence] = (fit_evidence(named_fit(fit), within),)
     else:
-        named = named_fit(fit)
-        result = named.fit
-        audits = [
-            audit(model, lambda size: shapes_by(named, [size], within)[0], named.name) for model in models
-        ]
-
-        def near(params: float, layers: float) -> NearOptimal | None:
-            return result.near_optimal(result.predict(params), layers, within)
-
-    return [replace(item, near_optimal=near(item.model.law_params, item.model.depth)) for item in audits]
+        evidence = published_evidence() if law is None else (law_evidence(law, published_law(law)),)
+    return [audit(model, evidence, within) for model in models]
 
 
-def audit_view(audits: Sequence[Audit]) -> RenderableType:
-    """Return one sentence per model, with its notes, then one table of all, for a terminal."""
+def audit_view(audits: Sequence[Audit], within: float) -> RenderableType:
+    """Return one sentence per model, with its notes, then one table of all laws and models, for a terminal."""
     parts: list[RenderableType] = []
     rows = []
     for item in audits:
-        parts.append(_sentence(item))
+        parts.append(_sentence(item, within))
         parts += [Text(text, style="yellow") for text in item.warnings]
         parts += [Text(text, style="dim") for text in item.notes]
         parts.append(Text())
-        model, best = item.model, item.best
-        low, high = ("…" if end is None else f"{end:.2f}" for end in item.ratio_interval)
-        rows.append(
-            (
-                model.name,
-                f"{model.depth} × {model.width}",
-                short(model.law_params, 3),
-                "-" if model.block_params is None else short(model.block_params, 3),
-                "-" if item.ratio is None else f"{item.ratio:.2f}",
-                "-" if item.ratio_interval == (None, None) else f"{low}–{high}",
-                "-" if best.depth is None else f"{best.depth} × {best.width:,}",
-                (item.near_optimal and item.near_optimal.lost_text) or "-",
-                item.verdict,
+        model = item.model
+        for finding in item.findings:
+            best, near = finding.best, finding.near_optimal
+            rows.append(
+                (
+                    model.name,
+                    f"{model.depth} × {model.width}",
+                    short(model.law_params, 3),
+                    "-" if model.block_params is None else short(model.block_params, 3),
+                    finding.law,
+                    "-" if best.depth is None else f"{best.depth} × {best.width:,}",
+                    "-" if best.depth_interval == (None, None) else ends(best.depth_interval, between="–"),
+                    "-" if finding.ratio is None else f"{finding.ratio:.2f}",
+                    "-" if near is None else near.depths_text,
+                    (near and near.lost_text) or "-",
+                    finding.verdict if finding.inside else f"({finding.verdict})",
+                )
             )
-        )
-    names = ("model", "shape", "N", "in blocks", "L/L*", "interval", "best", "lost", "verdict")
-    legend = f"N is 12·L·d², as in the law. Intervals: {_level(audits[0])}at fixed N; lost: nats per token."
-    return Group(*parts, text_table("", names, rows, left=("model", "verdict")), Text(legend, style="dim"))
-
-
-def _sentence(item: Audit) -> Text:
-    best, near = item.best, item.near_optimal
-    depth = best.depth_exact
-    stated = "not stated" if depth is None else f"{depth:.1f}" if depth >= 1 else "less than one layer"
-    flat = ""
-    if near is not None:
-        text = f"a depth of {near.depths_text} is within {near.within:g} nats of the best"
-        flat = f"; by the losses of {near.losses}, {text}"
-    return Text.assemble(
-        (item.model.name, "bold"),
-        " is ",
-        (item.verdict, "bold green" if item.verdict == "within the interval" else "bold yellow"),
-        f": by {_SOURCES[best.source]} of {item.law}, the best depth for this N is {stated} "
-        f"({_level(item)}interval {span(best.depth_interval)}){flat}.",
+    names = ("model", "shape", "N", "in blocks", "by", "best", "interval", "L/L*", "near", "lost", "verdict")
+    legend = (
+        f"N is 12·L·d², as in the laws. Interval: {_level(audits)}of the best depth at fixed N, by the errors of the "
+        f"law's parameters only; the error of its form is not in it. Near: depths within {within:g} nats per token "
+        "of the best. Lost: nats per token. In brackets: the law has no models of this size and depth."
+    )
+    return Group(
+        *parts, text_table("", names, rows, left=("model", "by", "verdict")), Text(legend, style="dim")
     )
 
 
-def _level(item: Audit) -> str:
-    """`95 % `; empty for the depths tied with a measured one, which have no level."""
-    return f"{100 * item.best.level:.3g} % " if item.best.level is not None else ""
+def _sentence(item: Audit, within: float) -> Text:
+    named = Text.assemble((item.model.name, "bold"))
+    if not item.deciding:
+        reason = "its size is more than ten times outside the sizes of every law"
+        return named.append(" has no verdict: ").append(f"{reason}.")
+    style = "bold green" if item.verdict in ("near the best", "within the interval") else "bold yellow"
+    if item.verdict in ("laws disagree", "not settled"):
+        named.append(" has no common verdict, ").append(f"{item.verdict}", style)
+    else:
+        named.append(" is ").append(item.verdict, style)
+    laws = listed([finding.law for finding in item.deciding])
+    if item.lost is not None:
+        low, high = (f"{value:.4f}" for value in item.lost)
+        nats = low if low == high else f"{low} to {high}"
+        return named.append(
+            f": it loses {nats} nats per token against the best depth of its size, by {laws}."
+        )
+    (finding, *_) = item.deciding
+    depth = finding.star
+    stated = "not stated" if depth is None else f"{depth:.1f}" if depth >= 1 else "less than one layer"
+    level = f"{100 * finding.best.level:.3g} % " if finding.best.level is not None else ""
+    kind = ", by the errors of its parameters only" if finding.best.source == "published" else ""
+    by = _SOURCES[finding.best.source]
+    return named.append(
+        f": by {by} of {finding.source}, the best depth for this N is {stated} ({level}interval "
+        f"{ends(finding.best.depth_interval)}{kind}); what the model loses is not known by it."
+    )
+
+
+def _level(audits: Sequence[Audit]) -> str:
+    """`95 %, `; empty for the depths tied with a measured one, which have no level."""
+    levels = {finding.best.level for item in audits for finding in item.findings}
+    return next((f"{100 * level:.3g} %, " for level in levels if level is not None), "")
 
 
 def audit_known(
@@ -161,24 +168,33 @@ def known_view(models: Sequence["KnownModel"], within: float) -> RenderableType:
     """Return the table of the well-known models for a terminal of 80 columns, and how to read it."""
     rows = []
     for known in models:
-        levine, *others = known.findings
-        cells: list[str] = [_in_brackets(levine, "-" if levine.best is None else str(levine.best.depth))]
+        model = known.audit.model
+        levine, *others = known.audit.findings
+        cells: list[str] = [
+            _in_brackets(levine, "-" if levine.best.depth is None else str(levine.best.depth))
+        ]
         for finding in others:
-            near = finding.near
+            near = finding.near_optimal
             cells.append("-" if near is None else _in_brackets(finding, near.depths_text))
             cells.append("-" if near is None or near.lost is None else f"{near.lost:.3f}")
-        shape = f"{known.model.depth}×{known.model.width}"
-        rows.append((known.model.name, shape, short(known.model.law_params, 2), *cells, known.verdict))
-    names = ("model", "L × d", "N", "Levine", "Liu", "lost", "table", "lost", "verdict")
-    laws = [finding.law for finding in models[0].findings]
+        verdict = (
+            f"({known.audit.verdict})"
+            if known.audit.extrapolated and known.audit.deciding
+            else known.audit.verdict
+        )
+        shape = f"{model.depth}×{model.width}"
+        rows.append((model.name, shape, short(model.law_params, 2), *cells, verdict))
+    names = ("model", "L × d", "N", "best", "Liu", "lost", "table", "lost", "verdict")
+    laws = [finding.law for finding in models[0].audit.findings]
     legend = (
-        f"Levine: best depth by the law of {laws[0]}, with no loss. Liu, table: the depths within {within:g} nats of "
-        f"the best and the nats that the model loses, by the law of {laws[1]} and by a fit of the {laws[2]} table. In "
+        f"Best: best depth by the law of {laws[0]}, which gives no losses. Liu, table: the depths within {within:g} nats "
+        f"of the best and the nats that the model loses, by the law of {laws[1]} and by a fit of the {laws[2]} table. In "
         "brackets: the law was not fitted on models of this size and depth. N is 12·L·d². Verdict: of the laws of the "
-        "loss that were; no evidence: of neither. Training tokens, inference cost and long contexts are not part of it."
+        "loss that were, in brackets of those whose sizes are at most ten times away; no verdict: of neither. Training "
+        "tokens, inference cost and long contexts are not part of it."
     )
     return Group(text_table("", names, rows, left=("model", "verdict")), Text(legend, style="dim"))
 
 
-def _in_brackets(finding: "Finding", text: str) -> str:
-    return text if finding.inside else f"({text})"
+def _in_brackets(finding: Finding, text: str) -> str:
+    return text if finding.inside or text == "-" else f"({text})"

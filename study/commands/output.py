@@ -13,11 +13,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from analysis.law.shape import Measured, Shape
-from analysis.numbers import counted, ends, human, layers, percent, short, span
+from analysis.law.shape import Measured, Shape, flops_hint
+from analysis.numbers import counted, digits, ends, human, layers, percent, short, span
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
 from study.errors import SpecError
-from study.results.recommend import LEAST_TRIALS
+from study.results.recommend import LEAST_TRIALS, Comparison
 
 if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
@@ -142,37 +142,95 @@ def _left_out_text(result: "Fit") -> str:
 def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType:
     """Return recommended shapes as a table for a terminal, with a note on the intervals."""
     level = next((shape.level for shape in shapes if shape.level is not None), None)
-    interval = "interval" if level is None else percent(level)
-    columns: Columns = {
-        Column("N"): lambda shape: short(shape.params),
-        Column("depth L*"): lambda shape: shape.depth and str(shape.depth),
-        Column(interval, under="depth L*"): lambda shape: span(shape.depth_interval),
-        Column("width d*"): lambda shape: shape.width and str(shape.width),
-        Column(interval, under="width d*"): lambda shape: span(shape.width_interval),
-        Column("measured range", right=False, look="tag"): lambda shape: (
-            "outside" if shape.extrapolated else "inside"
-        ),
-    }
-    notes = []
+    theory = any(shape.source == "theory" for shape in shapes)
+    columns: Columns = {Column("N"): lambda shape: short(shape.params)} | _shape_columns(level, theory=theory)
+    notes = [f"d* is a multiple of 64, or of 8 below 256; exact d* fills N at {'L' if theory else 'L*'}."]
+    if theory:
+        notes.append("A rule of thumb: it has no interval and no limit of size, and it is no best depth.")
+    else:
+        columns[Column("fitted depths", right=False, look="tag")] = lambda shape: (
+            None if shape.depth is None else "outside" if shape.extrapolated else "inside"
+        )
     if any(shape.transition for shape in shapes):
-        columns[Column("overtaken at")] = lambda shape: span(shape.transition.params_interval, short)
+        columns[Column(f"N from which deeper wins, {percent(level or 0)}")] = lambda shape: (
+            shape.transition and span(shape.transition.params_interval, short)
+        )
         notes.append(
-            f"Intervals: {percent(level or 0)} at fixed N. Overtaken at: the N from which deeper models win."
+            f"Intervals: {percent(level or 0)} at fixed N, of the parameters of the law; the error of its form is not "
+            "in them. Deeper wins: the interval of the one size N above which deeper models have the lower loss."
         )
     if any(shape.measured for shape in shapes):
         columns[Column("best measured there")] = lambda shape: (
             shape.measured and _best_measured(shape.measured)
         )
-    if any(shape.unbounded and shape.source not in ("measured", "none") for shape in shapes):
+    if any(shape.unbounded and shape.source in ("law", "band") for shape in shapes):
         notes.append("The laws set no limit on the open side of an interval.")
     checks = dict.fromkeys(shape.learning_rate for shape in shapes if shape.learning_rate)
     return Group(
-        *(Text(_sentence(shape)) for shape in shapes if shape.source != "published"),
+        *(Text(_sentence(shape)) for shape in shapes if shape.source not in ("published", "theory")),
         rich_table(table_of(source, shapes, columns)),
         *_dim(*notes),
         *_near_optimal_tables(shapes),
         *map(Text, checks),
+        *_flops_hints([shape.params for shape in shapes]),
     )
+
+
+def _shape_columns(level: float | None, *, theory: bool = False) -> Columns:
+    interval = "interval" if level is None else percent(level)
+    name = "least L" if theory else "L*"
+    columns: Columns = {Column(f"depth {name}"): lambda shape: shape.depth and str(shape.depth)}
+    if not theory:
+        columns[Column(interval, under=f"depth {name}")] = lambda shape: (
+            None if shape.depth_interval == (None, None) else ends(shape.depth_interval, between="–")
+        )
+    columns[Column("width d*")] = lambda shape: shape.width and f"{shape.width:,}"
+    columns[Column("exact d*")] = lambda shape: shape.width_exact and digits(shape.width_exact, 4)
+    if not theory:
+        columns[Column(interval, under="width d*")] = lambda shape: (
+            None if shape.width_interval == (None, None) else span(shape.width_interval)
+        )
+    return columns
+
+
+def comparison_table(found: Sequence[Comparison]) -> RenderableType:
+    """Return what all published evidence says of each size: a sentence per size, and a table of one row per law."""
+    rows = [(item, shape) for item in found for shape in item.shapes]
+    columns: Columns = {
+        Column("N"): lambda row: short(row[0].params),
+        Column("by", right=False): lambda row: row[1].law.split(" (")[0].split(",")[0],
+        Column("depth L*"): lambda row: row[1].depth and str(row[1].depth),
+        Column("95 %", under="depth L*"): lambda row: (
+            row[1].depth and ends(row[1].depth_interval, between="–")
+        ),
+        Column("width d*"): lambda row: row[1].width and f"{row[1].width:,}",
+        Column("exact d*"): lambda row: row[1].width_exact and digits(row[1].width_exact, 4),
+        Column("fitted depths", right=False, look="tag"): lambda row: (
+            None if row[1].depth is None else "outside" if row[1].extrapolated else "inside"
+        ),
+        Column(f"depths within {found[0].within:g} nats"): lambda row: (
+            row[1].near_optimal and row[1].near_optimal.depths_text
+        ),
+    }
+    reasons = dict.fromkeys(
+        f"{shape.law.split(' (')[0]} states no depth at {human(item.params)}: {shape.reason}."
+        for item, shape in rows
+        if shape.depth is None
+    )
+    return Group(
+        *(Text(item.sentence) for item in found),
+        rich_table(table_of("all published evidence", rows, columns)),
+        *_dim(
+            "The 95 % are those of each law's parameters; the error of its form is not in them, so the laws may differ "
+            "by more. d* is a multiple of 64, or of 8 below 256. Levine et al. give no losses.",
+            *reasons,
+        ),
+        *_flops_hints([item.params for item in found]),
+    )
+
+
+def _flops_hints(sizes: Sequence[float]) -> list[Text]:
+    return [Text(hint, style="yellow") for hint in dict.fromkeys(map(flops_hint, sizes)) if hint]
 
 
 def _sentence(shape: Shape) -> str:
@@ -188,7 +246,7 @@ def _sentence(shape: Shape) -> str:
 
 
 def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:
-    """Per source of losses: the depths that lose next to nothing at each N, and what L* itself loses."""
+    """Per source of losses: the depths that lose next to nothing at each N, and what L* loses if that is more."""
     rows: dict[str, list[tuple[str | None, ...]]] = {}
     within = 0.0
     for shape in shapes:
@@ -196,8 +254,14 @@ def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:
             within = near.within
             row = (human(shape.params), near.depths_text, near.lost_text)
             rows.setdefault(f"by the losses of {near.losses}", []).append(row)
-    names = ("N", f"depths within {within:g} nats of the best", "nats lost by L*")
-    return [text_table(title, names, lines, left=()) for title, lines in rows.items()]
+    names = ("N", f"depths within {within:g} nats of the best", "nats that L* loses")
+    return [
+        # By its own losses the best depth loses nothing.
+        text_table(title, names, lines, left=())
+        if any(line[2] not in (None, "0.0000") for line in lines)
+        else text_table(title, names[:2], [line[:2] for line in lines], left=())
+        for title, lines in rows.items()
+    ]
 
 
 def _best_measured(found: Measured) -> str:

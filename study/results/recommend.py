@@ -6,13 +6,15 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from analysis.audit.evidence import Evidence, published_evidence
 from analysis.errors import InputError
+from analysis.intervals import width_of
 from analysis.law.near_optimal import WITHIN, check_within, measured_near_optimal, near_optimal
-from analysis.law.published import losses_of, published_law
-from analysis.law.shape import Measured, Shape
-from analysis.numbers import parse_number
+from analysis.law.published import LEAST_DEPTH, least_shape, losses_of, published_law, published_shape
+from analysis.law.shape import REACH, Measured, NearOptimal, Shape, buildable_width, flops_hint
+from analysis.numbers import human, parse_number, short
 
 if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
@@ -31,33 +33,132 @@ class NamedFit:
     fit: "Fit"
 
 
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What all published evidence says of one N.
+
+    Attributes:
+        params: N.
+        shapes: the best shape by each law; one without an answer has the source `none`.
+        within: nats per token within which a depth counts as near-optimal.
+        depths: the shallowest and the deepest depth that are near-optimal by every law of the loss with an answer; None
+            if there is none.
+    """
+
+    JSON_PROPERTIES: ClassVar = ("widths",)
+
+    params: float
+    shapes: tuple[Shape, ...]
+    within: float
+    depths: tuple[int, int] | None
+
+    @property
+    def widths(self) -> tuple[int, int] | None:
+        """The widths that a model can have at both depths, the narrowest first."""
+        if self.depths is None:
+            return None
+        shallow, deep = (buildable_width(width_of(self.params, depth)) for depth in self.depths)
+        return deep, shallow
+
+    def __repr__(self) -> str:
+        return self.sentence
+
+    @property
+    def sentence(self) -> str:
+        """The depths that lose little by all laws, or why there are none."""
+        at = f"At {human(self.params)} parameters"
+        losses = [shape for shape in self.shapes if shape.near_optimal]
+        if self.depths is None:
+            if not losses:
+                return f"{at} no law of the loss states a depth."
+            return f"{at} no depth is within {self.within:g} nats per token of the best by every law."
+        assert self.widths is not None
+        depths, widths = ends_of_range(self.depths), ends_of_range(self.widths[::-1])
+        by = (
+            "by every law of the loss"
+            if len(losses) > 1
+            else f"by the only law of the loss there, {losses[0].law}"
+        )
+        return f"{at} {depths} layers ({widths} wide) lose at most {self.within:g} nats per token {by}."
+
+
+def ends_of_range(values: tuple[int, int]) -> str:
+    """`22 to 34`, or one number."""
+    first, last = values
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+
+
+def compare(sizes: Sequence[float | str], within: float = WITHIN) -> list[Comparison]:
+    """What every published law and table says of each size N, such as 1e9 or 7B.
+
+    Raises:
+        InputError: no size is given, or none has an answer by any law.
+    """
+    params = _sizes(sizes)
+    check_within(within)
+    found = []
+    for value in params:
+        shapes = []
+        for law in published_evidence():
+            best = law.best(value)
+            shapes.append(replace(best, near_optimal=law.losses(value, best.depth, within), law=law.source))
+        ranges = [shape.near_optimal.depths for shape in shapes if shape.near_optimal]
+        low, high = max((low for low, _ in ranges), default=1), min((high for _, high in ranges), default=0)
+        found.append(Comparison(value, tuple(shapes), within, (low, high) if low <= high else None))
+    if not any(shape.depth for item in found for shape in item.shapes):
+        ends = [size for law in published_evidence() for size in law.sizes or ()]
+        of = f"{human(min(ends))} to {human(max(ends))}"
+        reason = f"N is more than {REACH:g} times outside the sizes of every law ({of})"
+        raise InputError(_no_depth("Published evidence", params, reason, "interplay recommend 1e9 7e9"))
+    return found
+
+
+def _no_depth(who: str, params: Sequence[float], reason: str | None, command: str) -> str:
+    sizes = ", ".join(f"{value:g}" for value in params)
+    hint = flops_hint(max(params))
+    hint = f" {hint}" if hint else ""
+    return (
+        f"{who} states no depth for N = {sizes}: {reason}, and no depth is stated beyond that.{hint} Ask for "
+        f"another size: {command}"
+    )
+
+
 def recommend(
     fit: Path | NamedFit | None, name: str | None, sizes: Sequence[float | str], within: float = WITHIN
 ) -> tuple[str, list[Shape]]:
     """Return the source of the recommendation in words, and the best shape for each size N, such as 1e9 or 7B.
 
     From a fit, the answer for each N is that of `shape_by`. Each shape has `near_optimal`: the depths that lose at most
-    `within` nats per token, and what the shape itself loses; None without a law of the loss.
+    `within` nats per token, and what the shape itself loses; None without a law of the loss. The law `log3` gives the
+    least depth by theory, see `least_shape`.
 
     Raises:
         InputError: no size, neither or both sources are given, the law is unknown, the file cannot be read, or its fit
-            has no answer for any of the sizes.
+            or the law has no answer for any of the sizes.
     """
-    params = [_number(size) for size in sizes]
-    if not params:
-        raise InputError("Give the sizes: interplay recommend 1e9 7e9, in non-embedding parameters.")
+    params = _sizes(sizes)
     if (fit is None) == (name is None):
         raise InputError(
             "Give one source: --fit results/NAME/fit.json for a study's own law, or --law levine2020 for a published "
             "one (not both)."
         )
     check_within(within)
+    if name == "log3":
+        return LEAST_DEPTH, [least_shape(value) for value in params]
     if fit is None:
         published = published_law(name or "")
         losses = losses_of(published)
+        chosen = [published_shape(published, value) for value in params]
+        if not any(shape.depth for shape in chosen):
+            assert published.params_range is not None
+            most = short(0.9 * REACH * published.params_range[1], 1)
+            command = f"interplay recommend --law {name} {most}"
+            raise InputError(_no_depth(f"The law of {published.source}", params, chosen[0].reason, command))
         chosen = [
             replace(item, near_optimal=near_optimal(losses, item.params, item.depth, losses.source, within))
-            for item in map(published.shape, params)
+            if item.depth
+            else item
+            for item in chosen
         ]
         return f"law of {published.source}", chosen
     named = named_fit(fit)
@@ -67,6 +168,24 @@ def recommend(
     if all(shape.source in ("measured", "none") for shape in chosen):
         source = "losses"
     return f"{source} of {named.name}", chosen
+
+
+def fit_evidence(named: NamedFit, within: float) -> Evidence:
+    """The evidence of a fit: its answer for each N is that of `shape_by`, with an error where it has none."""
+
+    def losses(params: float, depth: float | None, within: float) -> NearOptimal | None:
+        return named.fit.near_optimal(named.fit.predict(params), depth, within)
+
+    def best(params: float) -> Shape:
+        return shapes_by(named, [params], within)[0]
+
+    return Evidence(named.name, named.name, None, None, best, losses)
+
+
+def _sizes(sizes: Sequence[float | str]) -> list[float]:
+    if not sizes:
+        raise InputError("Give the sizes, in non-embedding parameters: interplay recommend 1e9 7e9")
+    return [_number(size) for size in sizes]
 
 
 def _number(size: float | str) -> float:
@@ -172,7 +291,7 @@ def shape_by(result: "Fit", params: float, within: float = WITHIN) -> Shape | No
     A depth above its width is never recommended. `band` is the interval of the laws, `reason` is why they give no
     depth, and `measured` holds the measured answer near N, if any.
     """
-    from analysis.fit.sentences import LAWS, REACH, largest_size
+    from analysis.fit.sentences import LAWS, largest_size
 
     found, best = result.predict(params), _nearest(result, params)
     crossed = _by_crossings(result, params)

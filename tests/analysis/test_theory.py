@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -251,3 +252,19 @@ def test_theorem_1_at_two_layers():
     limits = bounds(2, 10)
     assert limits.theorem == 1
     assert limits.lower < log3(rank) < limits.upper
+
+
+def test_the_table_of_least_depths_in_the_docs_follows_from_the_formula():
+    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| 1e")]
+    assert [row[0] for row in rows] == [f"1e{power}" for power in range(6, 13)]
+    for row in rows:
+        params, real, least, width, built, most = (float(cell.replace(",", "")) for cell in row)
+        assert 12 * real * 9**real == pytest.approx(params, rel=0.03)
+        # The smallest whole depth whose threshold takes the budget.
+        assert 12 * (least - 1) * 9 ** (least - 1) < params <= 12 * least * 9**least
+        assert width == round(math.sqrt(params / (12 * least)))
+        assert log3(width) <= least
+        assert most == 3**least
+        assert built % (64 if width >= 256 else 8) == 0
+        assert abs(built - width) <= 32

@@ -73,7 +73,7 @@ def test_plan_writes_one_cell_for_training_by_hand(command):
         (["fit", "mlflow:nothing"], "no MLflow store"),
         (["fit", "quickstart"], "interplay run quickstart"),
         (["report", "quickstart", "--out", "x"], "interplay run quickstart"),
-        (["recommend", "1e9"], "--law levine2020"),
+        (["recommend", "1e9", "--law", "liu2026", "--fit", "f.json"], "not both"),
         (["recommend", "1e9", "--law", "levine"], "levine2020"),
         (["recommend", "0", "--law", "levine2020"], "positive"),
         (["recommend", "1e9", "--fit", "absent.json"], "absent.json"),
@@ -169,9 +169,61 @@ def test_fit_at_another_level(command, tmp_path):
 
 
 def test_recommend_gives_the_published_shapes(command):
-    status, out, _ = command("recommend", "--law", "levine2020", "1.7395e11", "1e12", "--json")
+    status, out, _ = command("recommend", "--law", "levine2020", "5e9", "1.7395e11", "--json")
     assert status == 0
-    assert [shape["depth"] for shape in json.loads(out)] == [80, 95]
+    inside, beyond = json.loads(out)
+    assert (inside["depth"], inside["width"], round(inside["width_exact"])) == (52, 2816, 2821)
+    assert (beyond["depth"], beyond["source"]) == (None, "none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flops"),
+    [
+        (("--law", "liu2026", "1e20"), True),
+        (("--law", "levine2020", "70e9"), False),
+        (("1e20",), True),
+        (("100",), False),
+    ],
+)
+def test_no_law_states_a_depth_beyond_ten_times_its_largest_size(command, arguments, flops):
+    status, out, err = command("recommend", *arguments)
+    assert (status, out) == (2, "")
+    assert "states no depth" in err
+    assert ("FLOPs" in err) == flops
+    # The command that it proposes has an answer.
+    proposed = err.strip().rpartition("interplay ")[2].split()
+    assert command(*proposed)[0] == 0
+
+
+def test_recommend_without_a_source_compares_all_published_evidence(command):
+    status, out, err = command("recommend", "1e9", "7e9", "--json")
+    assert status == 0, err
+    small, large = json.loads(out)
+    assert [shape["depth"] for shape in small["shapes"]] == [40, 27, 34]
+    assert [shape["depth"] for shape in large["shapes"]] == [None, 48, 66]
+    for found in (small, large):
+        ranges = [shape["near_optimal"]["depths"] for shape in found["shapes"] if shape["near_optimal"]]
+        assert len(ranges) == 2
+        assert found["depths"] == [max(low for low, _ in ranges), min(high for _, high in ranges)]
+        assert found["widths"] == sorted(found["widths"])
+    status, out, _ = command("recommend", "1e9", "7e9")
+    assert status == 0
+    assert "22 to 34 layers" in out
+    assert sum("Liu et al. 2026" in line and "1B" in line for line in out.splitlines()) == 1
+
+
+def test_the_least_depth_by_theory_is_no_best_depth_and_has_no_interval(command):
+    status, out, err = command("recommend", "--law", "log3", "1e6", "1e9", "1e12")
+    assert status == 0, err
+    assert [line.split()[1] for line in out.splitlines() if line.strip()[:2] in ("1M", "1B", "1T")] == [
+        "5",
+        "8",
+        "11",
+    ]
+    assert "no interval and no limit" in out
+    assert "FLOPs" in command("recommend", "--law", "log3", "1e20")[1]
+    (shape,) = json.loads(command("recommend", "--law", "log3", "1e9", "--json")[1])
+    assert (shape["source"], shape["depth"], shape["depth_interval"]) == ("theory", 8, [None, None])
 
 
 SHAPE = {"params", "depth", "width", "depth_interval", "width_interval", "extrapolated", "source", "reason"}
@@ -283,14 +335,14 @@ def test_sizes_that_grow_with_tokens_are_answered_inside_and_refused_outside_wit
 
 @pytest.mark.parametrize("name", ["levine2020", "liu2026"])
 def test_a_published_answer_has_the_depths_that_lose_next_to_nothing(command, name):
-    asked = ("recommend", "--law", name, "7e9", "--json")
+    asked = ("recommend", "--law", name, "5e9", "--json")
     (narrow,) = json.loads(command(*asked)[1])
     (wide,) = json.loads(command(*asked, "--within", "0.02")[1])
-    assert narrow["near_optimal"]["depths"] == [36, 67]
+    assert narrow["near_optimal"]["depths"] == [33, 59]
     assert (narrow["near_optimal"]["lost"] > 1e-4) == (name == "levine2020")
     assert "Liu et al. 2026" in narrow["near_optimal"]["losses"]
     low, high = wide["near_optimal"]["depths"]
-    assert low < 36 < 67 < high
+    assert low < 33 < 59 < high
     status, out, err = command(*asked[:-1], "--within", "0")
     assert (status, out) == (2, "")
     assert "--within is 0" in err

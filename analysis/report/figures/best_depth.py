@@ -8,7 +8,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator
 
 from analysis.fit.document import Fit
-from analysis.fit.sentences import REACH
+from analysis.law.shape import REACH
 from analysis.numbers import layers, percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (

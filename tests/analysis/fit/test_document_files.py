@@ -66,7 +66,7 @@ def test_a_file_of_the_contracts_keys_alone_is_enough(verb, monkeypatch, capsys,
     assert command(monkeypatch, *verb, "--fit", path, "--json") == 0
     (found,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     params = 1e4 if verb[0] == "recommend" else 12 * 3 * 40**2
-    best = found if verb[0] == "recommend" else found["best"]
+    best = found if verb[0] == "recommend" else found["laws"][0]["best"]
     # The equation that defines the best depth, with the a and b of the file.
     assert 12 * best["depth_exact"] * math.exp(2 * (2.5 + 0.31 * best["depth_exact"])) == pytest.approx(
         params

@@ -7,7 +7,7 @@ from scipy.optimize import minimize_scalar
 
 from analysis.errors import InputError
 from analysis.law.near_optimal import near_optimal
-from analysis.law.published import LIU2026, losses_of, published_law
+from analysis.law.published import LIU2026, PUBLISHED, least_shape, losses_of, published_law, published_shape
 from analysis.law.threshold_law import LEVINE2020
 
 GPT3 = (96, 12288)
@@ -95,3 +95,37 @@ def test_depths_beyond_the_law_and_other_names_are_refused():
             LIU2026.transition(depth)
     with pytest.raises(InputError, match="levine2020, liu2026"):
         published_law("liu")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_no_depth_is_stated_beyond_ten_times_the_largest_size(name):
+    law = PUBLISHED[name]
+    largest = law.params_range[1]
+    assert published_shape(law, 10 * largest) == law.shape(10 * largest)
+    beyond = published_shape(law, 10.01 * largest)
+    assert (beyond.source, beyond.depth, beyond.width, beyond.depth_interval) == (
+        "none",
+        None,
+        None,
+        (None, None),
+    )
+    assert "more than 10 times the largest size" in beyond.reason
+
+
+def test_the_sizes_of_the_threshold_law_are_those_of_its_crossings():
+    ends = [LEVINE2020.transition(depth).params for depth in (6, 36)]
+    assert LEVINE2020.params_range == pytest.approx(ends, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "params", [1.0, 107.9, 108.0, 108.1, 1e6, 1e9, 1e12, 1e20, 12 * 6 * 9.0**6, 12 * 20 * 9.0**20]
+)
+def test_the_least_depth_is_the_smallest_whole_one_that_reaches_log3_of_its_width(params):
+    shape = least_shape(params)
+    least = next(depth for depth in range(1, 100) if 12 * depth * 9**depth >= params)
+    assert shape.depth == least
+    assert 12 * shape.depth_exact * 9**shape.depth_exact == pytest.approx(params)
+    assert shape.width <= 3**least
+    if params > 1e4:
+        assert shape.width == pytest.approx(math.sqrt(params / (12 * least)), rel=0.07)
+    assert (shape.depth_interval, shape.source) == ((None, None), "theory")

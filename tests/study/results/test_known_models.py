@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from analysis.audit.evidence import published_evidence
 from analysis.errors import InputError
 from analysis.law.published import LIU2026
 from study.commands.audit import known_view
-from study.results.known_models import KnownModel, evidence, known_figure, known_models, write_figure
+from study.results.known_models import known_figure, known_models, write_figure
 from tests.command import interplay
 
 ROOT = Path(__file__).parents[3]
@@ -26,8 +27,8 @@ def models():
 @pytest.mark.parametrize("entry", ENTRIES, ids=[entry["name"] for entry in ENTRIES])
 def test_the_config_has_the_published_number_of_parameters(entry, models):
     """Matrices of the blocks, token and position tables; biases and norms are below 0.1 %."""
-    (known,) = (one for one in models if one.model.name == entry["name"])
-    config, model = entry["config"], known.model
+    (known,) = (one for one in models if one.audit.model.name == entry["name"])
+    config, model = entry["config"], known.audit.model
     tables = 1 if config.get("tie_word_embeddings") else 2
     rows = tables * config["vocab_size"] + config.get("max_position_embeddings", 0)
     counted = model.block_params + rows * model.width
@@ -36,55 +37,59 @@ def test_the_config_has_the_published_number_of_parameters(entry, models):
 
 
 def test_models_have_their_own_names_and_are_ordered_by_size(models):
-    assert len({known.model.name for known in models}) == len(models) == len(ENTRIES)
-    sizes = [known.model.law_params for known in models]
+    assert len({known.audit.model.name for known in models}) == len(models) == len(ENTRIES)
+    sizes = [known.audit.model.law_params for known in models]
     assert sizes == sorted(sizes)
 
 
 def test_what_a_model_loses_is_its_loss_over_the_lowest_of_all_whole_depths(models):
     for known in models:
-        near = known.findings[1].near
-        params, depth = known.model.law_params, known.model.depth
-        lowest = min(LIU2026.loss(params, layers) for layers in range(3, 1000))
-        assert near.lost == pytest.approx(LIU2026.loss(params, depth) - lowest, abs=1e-12)
-        assert (near.depths[0] <= depth <= near.depths[1]) == (near.lost <= 0.005)
+        near = known.audit.findings[1].near_optimal
+        params, depth = known.audit.model.law_params, known.audit.model.depth
+        assert (near is None) == (params > 1.6e11)
+        if near is not None:
+            lowest = min(LIU2026.loss(params, layers) for layers in range(3, 1000))
+            assert near.lost == pytest.approx(LIU2026.loss(params, depth) - lowest, abs=1e-12)
+            assert (near.depths[0] <= depth <= near.depths[1]) == (near.lost <= 0.005)
 
 
-def test_no_verdict_goes_beyond_the_data_of_a_law(models):
+def test_no_law_answers_beyond_ten_times_its_sizes_and_those_inside_their_data_decide(models):
     for known in models:
-        for finding, law in zip(known.findings, evidence(), strict=True):
-            inside = law.sizes[0] / 1.1 < known.model.law_params < law.sizes[1] * 1.1
-            assert finding.inside == (inside and law.depths[0] <= known.model.depth <= law.depths[1])
-        # The law of Levine et al. gives no losses, and its interval holds the error of two parameters only.
-        assert known.findings[0].verdict is None
-        inside = [finding for finding in known.findings[1:] if finding.inside]
-        assert (known.verdict == "no evidence") == (not inside)
-        table = known.findings[2]
-        assert (table.best is None) == (table.beyond > 10)
+        found = known.audit
+        for finding, law in zip(found.findings, published_evidence(), strict=True):
+            inside = law.sizes[0] / 1.1 < found.model.law_params < law.sizes[1] * 1.1
+            assert finding.inside == (inside and law.depths[0] <= found.model.depth <= law.depths[1])
+            assert (finding.best.depth is None) == (finding.beyond > 10)
+        # The law of Levine et al. gives no losses.
+        assert found.findings[0].near_optimal is None
+        inside = [finding for finding in found.findings[1:] if finding.inside]
+        reached = [finding for finding in found.findings[1:] if finding.beyond <= 10]
+        assert list(found.deciding) == (inside or reached)
+        assert (found.verdict == "no verdict") == (not reached)
 
 
-def test_the_verdict_joins_those_of_the_laws_inside_their_data(models):
-    llama = next(known for known in models if known.model.name == "Llama 3.2 1B")
+def test_the_verdict_is_the_common_one_of_the_deciding_laws(models):
+    llama = next(known.audit for known in models if known.audit.model.name == "Llama 3.2 1B")
+    levine, liu, table = llama.findings
 
-    def joined(*pairs):
-        levine, *others = llama.findings
+    def joined(lost, inside):
         changed = [
-            replace(finding, verdict=verdict, inside=inside)
-            for finding, (verdict, inside) in zip(others, pairs, strict=True)
+            replace(item, inside=is_inside, near_optimal=replace(item.near_optimal, lost=nats))
+            for item, nats, is_inside in zip((liu, table), lost, inside, strict=True)
         ]
-        return KnownModel(2024, 1, llama.model, (levine, *changed)).verdict
+        return replace(llama, findings=(levine, *changed)).verdict
 
-    assert joined(("too deep", True), ("too deep", True)) == "too deep"
-    assert joined(("too deep", True), ("near the best", True)) == "laws disagree"
-    assert joined(("too deep", True), ("near the best", False)) == "too deep"
-    assert joined(("not settled", True), ("too deep", True)) == "not settled"
-    assert joined(("too deep", False), ("too deep", False)) == "no evidence"
+    assert joined((0.02, 0.02), (True, True)) == "too shallow"
+    assert joined((0.02, 0.001), (True, True)) == "laws disagree"
+    assert joined((0.02, 0.001), (True, False)) == "too shallow"
+    assert joined((0.02, 0.001), (False, False)) == "laws disagree"
+    assert joined((0.001, 0.001), (False, False)) == "near the best"
 
 
 def test_the_figure_is_written_in_the_format_of_its_ending(models, tmp_path):
     figure = known_figure(models, 0.005)
     points = next(line for line in figure.axes[0].lines if line.get_marker() == "o")
-    assert list(points.get_ydata()) == [known.model.depth for known in models]
+    assert list(points.get_ydata()) == [known.audit.model.depth for known in models]
     for ending, start in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")):
         write_figure(figure, tmp_path / f"known{ending}")
         assert (tmp_path / f"known{ending}").read_bytes().startswith(start)
@@ -112,7 +117,10 @@ def test_the_command_prints_one_line_per_model_at_80_columns_and_strict_json(tmp
 
 def test_a_wider_range_takes_more_depths(models):
     for narrow, wide in zip(models, known_models(within=0.02), strict=True):
-        (low, high), (lowest, highest) = narrow.findings[1].near.depths, wide.findings[1].near.depths
+        near, wider = (known.audit.findings[1].near_optimal for known in (narrow, wide))
+        if near is None:
+            continue
+        (low, high), (lowest, highest) = near.depths, wider.depths
         assert lowest < low
         assert high < highest
     with pytest.raises(InputError):

@@ -123,7 +123,9 @@ def _row(run: Any) -> tuple[Record | None, str | None]:
         return None, f"MLflow run {run.info.run_id} has no tag interplay.status; it is {run.info.status}"
     row: Record = {name: _number(params.get(name)) for name in COLUMNS if name not in TEXT}
     row |= {name: _number(params[name]) for name in OPTIONAL_NUMBERS if name in params}
-    row |= {name: metrics.get(name) for name in ("loss", "train_seconds", EPOCHS)}
+    row |= {name: metrics.get(name) for name in ("train_seconds", EPOCHS)}
+    # The metric has the curve of a cell that diverged too.
+    row["loss"] = metrics.get("loss") if status == "done" else None
     # Measures of single layers would be hundreds of columns.
     measures = [name for name in metrics if name.startswith(MEASURE) and "/" not in name]
     row |= {name.removeprefix(MEASURE): metrics[name] for name in measures}

@@ -15,7 +15,8 @@ from rich.console import Console
 from study.errors import SpecError
 from study.results.answer import existing, named_store
 from study.run.interrupts import stop_signals
-from study.tracking.mlflow_store import sqlite_file
+from study.tracking.mlflow_store import artifact_folder, sqlite_file
+from study.tracking.mlflow_view import CHARTS, TAG, page
 from trainables.storage.storage import shown
 
 #: Databases that MLflow's server can serve.
@@ -43,7 +44,7 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
             "or the address of a tracking server."
         )
     file = sqlite_file(existing(store))
-    artifacts = (file.parent if file else results) / "mlartifacts"
+    artifacts = artifact_folder(file or results / "mlflow.db")
     try:
         # As servers do, it takes a port in TIME_WAIT.
         socket.create_server((host, port)).close()
@@ -54,19 +55,24 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
         ) from error
     command = [
         *(sys.executable, "-m", "mlflow", "server"),
-        *("--default-artifact-root", artifacts.resolve().as_uri()),
+        *("--default-artifact-root", artifacts.as_uri()),
         *("--host", host, "--port", str(port), "--workers", "1"),
+        # Else it prints four lines on its start, and one for each request.
+        *("--uvicorn-opts", "--log-level warning"),
     ]
-    page = f"http://{host}:{port}"
-    links = [f"{page}{charts}" for charts in chart_pages(store)]
-    console.print(f"MLflow on {page} (starting takes half a minute; Ctrl-C ends it)", markup=False)
+    address = f"http://{host}:{port}"
+    links = [f"{address}/{charts}" for charts in chart_pages(store)]
     for link in links:
         console.print(link, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"MLflow on {address} (starting takes half a minute; Ctrl-C ends it)", markup=False)
     # By the environment, because a database address may hold a password and every user can read arguments.
     environment = {
         **os.environ,
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_BACKEND_STORE_URI": store,
+        "MLFLOW_REGISTRY_STORE_URI": store,
+        # Of the packages that the server imports, on their own next releases.
+        "PYTHONWARNINGS": "ignore",
         # Else five idle job workers take 6 % of a core each.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
@@ -89,18 +95,20 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
 
 
 def chart_pages(store: str) -> list[str]:
-    """Return the paths of the pages with the charts of each experiment, the newest experiment first.
+    """Return the fragments of the pages with the charts of each experiment, the newest experiment first.
 
-    The order by loss is part of the path: without an order MLflow 3.17 shows the run of the study alone, which has no
-    curves, and the page has no charts.
+    They open with the saved view that `interplay run` gives an experiment. Another program's experiment has none, and
+    is shown in the order of the loss: without an order MLflow 3.17 shows no nested run, and no charts.
     """
     from mlflow.tracking import MlflowClient
 
     found = MlflowClient(store).search_experiments(order_by=["last_update_time DESC"])
-    query = (
-        "workflowType=machine_learning&compareRunsMode=CHART&orderByKey=metrics.%60loss%60&orderByAsc=true"
-    )
-    return [f"/#/experiments/{one.experiment_id}/runs?{query}" for one in found if one.name != "Default"]
+    query = f"{CHARTS}&orderByKey=metrics.%60loss%60&orderByAsc=true"
+    return [
+        page(one.experiment_id) if TAG in one.tags else f"#/experiments/{one.experiment_id}/runs?{query}"
+        for one in found
+        if one.name != "Default"
+    ]
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:

@@ -37,7 +37,7 @@ from study.tracking.ledger import (
     versions,
     with_recorded,
 )
-from study.tracking.mlflow_mirror import make_mirror
+from study.tracking.mlflow_mirror import make_mirror, progress
 from study.tracking.study_paths import SPEC, StudyPaths, check_owner, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table, study_of_rows
 from study.workers import machines
@@ -144,7 +144,7 @@ class _Run:
         finally:
             self.search.close()
             self.mirror.close()
-            self.mirror.finish(status)
+            self.mirror.finish(status, "" if finished else progress(self.plan, self.rows.values()))
             copy = copy_results(paths, paths.outputs, self.console) if paths.is_shared else None
         if self.mirror.problem:
             kept = f"All rows are in {paths.ledger.name}; the next run sends the missing ones."

@@ -10,6 +10,7 @@ made anew where they differ.
 import importlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -168,6 +170,11 @@ class OptunaStudies(Trials):
             )
             if BUDGET not in study.user_attrs:
                 study.set_user_attr(BUDGET, budget)
+            if study.metric_names is None:
+                # The titles of the axes in optuna-dashboard.
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ExperimentalWarning)
+                    study.set_metric_names(["loss"])
             self._studies[budget] = study
         return self._studies[budget]
 

@@ -22,10 +22,13 @@ from pydantic import BaseModel
 from analysis.fit.answer import short_answer
 from analysis.runs.mlflow import MEASURE
 from study.errors import SpecError
-from study.plan import make_plan
+from study.plan import Plan, make_plan
 from study.spec.study import StudySpec
 from study.tracking.ledger import CurveUpdate, Ledger, Row
 from study.tracking.mlflow_store import Experiment, first_line, is_server, server_problem, tracking_uri
+from study.tracking.mlflow_view import NAME as VIEW_NAME
+from study.tracking.mlflow_view import TAG as VIEW
+from study.tracking.mlflow_view import page, saved_view
 from study.tracking.study_paths import StudyPaths, study_paths
 from trainables.storage.storage import shown
 
@@ -41,16 +44,14 @@ PARENT = "mlflow.parentRunId"
 ADDRESSES = ("resources.storage", "tracking.uri")
 #: The tag with the time at which a cell finished, in Unix seconds.
 ENDED = "interplay.ended"
-#: Prefix of final metrics measured before the first step. Those measured with the loss at the end have `MEASURE`.
-START = "start."
-#: Final metrics of a cell that have the name of the field of its row.
-FINAL = (
-    *("loss", "bits_per_byte", "train_seconds", "tokens_per_second", "utilisation", "memory_bytes"),
-    *("epochs", "trained_share"),
-)
-#: MLflow's names of the parts of a training curve. None may be the name of a final metric: MLflow shows the value of
-#: the highest step, which would be the curve's.
-CURVES = {"train_loss": "train_loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_second": "throughput"}
+#: The tag with the text that MLflow shows above a run or an experiment, in Markdown.
+NOTE = "mlflow.note.content"
+#: The end of an experiment's note that a user has not written. Its page shows the first line of the note.
+MARK = "Written by `interplay run`, which replaces this text."
+#: Final metrics of a cell that have the name of the field of its row and no curve.
+FINAL = ("bits_per_byte", "train_seconds", "utilisation", "memory_bytes", "epochs", "trained_share")
+#: Parts of a training curve. None may be the name of a final metric: MLflow shows the value of the highest step.
+CURVES = ("train_loss", "lr", "grad_norm", "tokens_per_second")
 #: Prefix of the metrics that MLflow's page of a run shows as those of the system.
 SYSTEM = "system/"
 
@@ -115,10 +116,13 @@ class Mirror:
             self.problem, self._stuck = f"{self.study.address} took more than {patience:.0f} s", True
         self._thread = None
 
-    def finish(self, status: str) -> None:
-        """After `close`: write the answer and end the study's run, if MLflow can be used."""
+    def finish(self, status: str, progress: str = "") -> None:
+        """After `close`: write the answer and end the study's run, if MLflow can be used.
+
+        `progress` is how much of an unfinished study is done, in a sentence.
+        """
         if not self._stuck and not self.study.problem():
-            self._attempt(self.study.finish, status)
+            self._attempt(self.study.finish, status, progress)
 
     def _run(self) -> None:
         """Send until closed: live curves merged by cell every few seconds, rows as they come."""
@@ -183,7 +187,7 @@ def _merged(items: Iterable[Item], skip: Set[str]) -> list[CurveUpdate]:
 
 @dataclass
 class _OpenRun:
-    """The run of a cell that this process writes; `sent` has the prefixes and steps of the parts of its curves."""
+    """The run of a cell that this process writes; `sent` has the kinds and steps of the parts of its curves."""
 
     id: str
     latest: int = 0
@@ -232,6 +236,7 @@ class MlflowStudy:
 
         Return when the cells finished whose rows are complete.
         """
+        self._write_view()
         self._study_run = self._begin_study()
         runs = self._cell_runs(running=self._open)
         self._closed = {_cell(run): str(run.info.run_id) for run in runs if _cell(run) not in self._open}
@@ -263,27 +268,62 @@ class MlflowStudy:
             self._experiment.client.set_terminated(run.id, status=status, end_time=end)
         self._closed[row.cell] = self._open.pop(row.cell).id
 
-    def finish(self, status: str) -> None:
-        """End the runs of unfinished cells and the study's run, and write its answer; a server also gets the files."""
+    def finish(self, status: str, progress: str = "") -> None:
+        """End the runs of unfinished cells and the study's run, and write its files, its numbers and its answer."""
         self._study_run = self._study_run or self._begin_study()
         runs = self._cell_runs()
-        client, fit = self._experiment.client, self.paths.fit
+        files = self._log_files()
+        fit, metrics, note = self.paths.fit, [], [progress] if progress else []
         if fit:
-            answer = short_answer(fit.crossings, fit.best, fit.level)
-            note = "\n\n".join([*answer, f"Report: {self.paths.folder / 'report.html'}"])
+            note = [*short_answer(fit.crossings, fit.best, fit.level), *note]
             numbers = {f"crossing.L{c.shallow}-L{c.deep}": c.params for c in fit.crossings}
-            numbers |= {f"best_depth.N{shape.params:.0f}": shape.depth for shape in fit.best}
             numbers["slope"] = fit.law.b
             # A fixed time: a store of MLflow drops a metric with the key, step, time and value of another one.
             when = max((run.info.end_time or 0 for run in runs), default=0)
             metrics = [_metric(name, value, when, 0) for name, value in numbers.items() if value is not None]
-            self._write(self._study_run, metrics, {"mlflow.note.content": note}, {})
-        for path in self.paths.outputs if is_server(self.uri) else ():
+        report = self.paths.folder / "report.html"
+        if report.name in files:
+            page = f"#/experiments/{self._experiment.id}/runs/{self._study_run}/artifacts/{report.name}"
+            note.append(f"Report: [{report.name}]({page}), written as {report}")
+        elif report.is_file():
+            note.append(f"Report: {report}")
+        self._write(self._study_run, metrics, {NOTE: "\n\n".join(note)} if note else {}, {})
+        self._write_note()
+        self._experiment.client.set_terminated(self._study_run, status=status)
+
+    def _log_files(self) -> list[str]:
+        """Give the study's run its files, of which a store in a file gets the report alone; return their names."""
+        experiment, paths = self._experiment, self.paths.outputs
+        if not is_server(self.uri):
+            paths = [path for path in paths if path.suffix == ".html"] if experiment.keeps_files else []
+        for path in paths:
             if path.is_dir():
-                client.log_artifacts(self._study_run, str(path), path.name)
+                experiment.client.log_artifacts(self._study_run, str(path), path.name)
             elif path.is_file():
-                client.log_artifact(self._study_run, str(path))
-        client.set_terminated(self._study_run, status=status)
+                experiment.client.log_artifact(self._study_run, str(path))
+        return [path.name for path in paths if path.exists()]
+
+    def _write_view(self) -> None:
+        """Give the experiment the saved view with which its page opens."""
+        client, found = self._experiment.client, self._experiment.read()
+        view = saved_view(found.creation_time or 0)
+        if found.tags.get(VIEW) != view:
+            client.set_experiment_tag(found.experiment_id, VIEW, view)
+
+    def _write_note(self) -> None:
+        """Make the notes of all studies of the experiment its own note, unless a user has written that."""
+        before = self._experiment.read().tags.get(NOTE, "")
+        if before and not before.endswith(MARK):
+            return
+        studies = self._experiment.runs("tags.`interplay.kind` = 'study'")
+        notes = {run.info.run_name: run.data.tags.get(NOTE) for run in studies}
+        parts = [f"**{name}**: {note}" for name, note in sorted(notes.items()) if note]
+        if len(notes) == 1:
+            parts = [note for note in notes.values() if note]
+        charts = f"\n\nCharts: [{VIEW_NAME}]({page(self._experiment.id)})\n\n{MARK}"
+        note = "\n\n".join(parts)[: TAG_CHARACTERS - len(charts)] + charts
+        if parts and note != before:
+            self._experiment.client.set_experiment_tag(self._experiment.id, NOTE, note)
 
     def _begin_study(self) -> str:
         """Return the study's run with its parameters and tags, set running.
@@ -369,21 +409,22 @@ class MlflowStudy:
         Measures of the start are those of step 0.
         """
         parts = {
-            ("", one.step): {
-                **{name: getattr(one, key) for key, name in CURVES.items()},
+            ("point", one.step): {
+                **{name: getattr(one, name) for name in CURVES},
                 **{f"{SYSTEM}{name}": value for name, value in one.gpu.items()},
             }
             for one in part.points
         }
-        parts |= {("validation_", one.step): {"loss": one.loss, **one.measures} for one in part.evaluations}
+        parts |= {
+            ("evaluation", one.step): {"loss": one.loss, **_validation(one.measures)}
+            for one in part.evaluations
+        }
         if part.start:
-            parts["validation_", 0] = part.start
+            parts["evaluation", 0] = _validation(part.start)
         metrics = list(final)
-        for prefix, step in sorted(parts.keys() - run.sent):
+        for kind, step in sorted(parts.keys() - run.sent):
             at = max(when(step), run.latest)
-            metrics += [
-                _metric(prefix + name, value, at, step) for name, value in parts[prefix, step].items()
-            ]
+            metrics += [_metric(name, value, at, step) for name, value in parts[kind, step].items()]
         self._write(run.id, metrics, tags or {}, {} if run.latest else part.parameters)
         run.latest = max(run.latest, when(0))
         run.sent |= parts.keys()
@@ -408,13 +449,17 @@ class MlflowStudy:
 
 
 def final_metrics(row: Row) -> dict[str, float]:
-    """Return the numbers of a row by their names in MLflow."""
+    """Return the numbers of a row that have no curve, by their names in MLflow; its loss ends the curve `loss`."""
     values = {name: getattr(row, name) for name in FINAL} if row.status != "failed" else {}
     return {
         **{name: float(value) for name, value in values.items() if value is not None},
         **{f"{MEASURE}{name}": value for name, value in row.measures.items()},
-        **{f"{START}{name}": value for name, value in row.start.items()},
     }
+
+
+def _validation(measures: Mapping[str, float]) -> dict[str, float]:
+    """Return the measures of an evaluation by the names of their curves."""
+    return {f"validation_{name}": value for name, value in measures.items()}
 
 
 def row_tags(row: Row) -> dict[str, str]:
@@ -496,9 +541,17 @@ def mirror_study(spec: StudySpec, results: Path) -> str:
         if mirror.open() is None:
             mirror.start()
             mirror.close(patience=None)
-            mirror.finish("FINISHED" if paths.fit else "KILLED")
+            finished = paths.fit is not None
+            mirror.finish("FINISHED" if finished else "KILLED", "" if finished else progress(plan, rows))
     refused = mirror.study.refused
     if mirror.problem and mirror.problem != refused:
         raise SpecError(f"{mirror.problem}. The rows are in {paths.ledger.name}.")
     sent = f"{len(rows)} rows of {spec.name} are in {mirror.study.address}, experiment {spec.experiment}."
     return f"{sent} {refused}." if refused else sent
+
+
+def progress(plan: Plan, rows: Collection[Row]) -> str:
+    """Return how many cells of an unfinished study are done, in a sentence; a search may choose fewer than planned."""
+    done = sum(row.status != "failed" for row in rows)
+    most = "at most " if plan.search.chooses_cells else ""
+    return f"Unfinished: {done} of {most}{len(plan.cells)} cells are done."

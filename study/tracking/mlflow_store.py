@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import quote, urlparse
 
 from analysis.runs.mlflow import all_runs
 from study.errors import SpecError
@@ -95,6 +95,11 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(make_url(uri).database or "")
 
 
+def artifact_folder(file: Path) -> Path:
+    """Return the folder with the artifacts of a SQLite store."""
+    return file.parent.resolve() / "mlartifacts"
+
+
 class Experiment:
     """An MLflow experiment, made if it is missing. Every method calls MLflow at once and raises what it raises."""
 
@@ -103,10 +108,14 @@ class Experiment:
         silence_mlflow()
         from mlflow.tracking import MlflowClient
 
+        file = sqlite_file(uri)
+        # MLflow's default is a folder in the working directory.
+        self._files = artifact_folder(file).as_uri() if file else None
+        folder = f"{self._files}/experiment-{quote(name, safe='')}" if self._files else None
         try:
             self.client = MlflowClient(uri)
             found = self.client.get_experiment_by_name(name)
-            self.id = str(found.experiment_id if found else self.client.create_experiment(name))
+            self.id = str(found.experiment_id if found else self.client.create_experiment(name, folder))
         except Exception as error:
             if is_server(uri):
                 raise
@@ -120,6 +129,15 @@ class Experiment:
                 f"(mlflow experiments restore --experiment-id {self.id}), or give the study another "
                 "name with tracking.experiment=NAME."
             )
+
+    def read(self) -> Any:
+        """Return the experiment with its tags as they are now."""
+        return self.client.get_experiment(self.id)
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether the store is a SQLite file and the experiment's artifacts are beside it."""
+        return bool(self._files) and str(self.read().artifact_location).startswith(f"{self._files}/")
 
     def runs(self, condition: str = "tags.`interplay.kind` = 'trial'") -> Iterator[Any]:
         """Yield all runs that match an MLflow filter, by default those of cells."""

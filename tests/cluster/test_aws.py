@@ -323,7 +323,9 @@ def test_a_machine_with_a_notice_saves_before_it_is_taken_away(
     # Figures of this run, the second by the time between the save and the end of the machine: without the notice all of
     # both would have been lost.
     record_testsuite_property("steps_kept", kept)
-    record_testsuite_property("steps_lost", round(taken * run["metrics"]["throughput"] / TOKENS_OF_A_STEP))
+    record_testsuite_property(
+        "steps_lost", round(taken * run["metrics"]["tokens_per_second"] / TOKENS_OF_A_STEP)
+    )
 
 
 def test_a_full_disk_and_a_pool_without_machines_are_named_and_the_studies_go_on(simulation, laptop, cluster):

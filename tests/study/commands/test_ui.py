@@ -1,3 +1,5 @@
+import contextlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +15,8 @@ from rich.console import Console
 from study.commands.ui import chart_pages, end_group, serve
 from study.errors import SpecError
 from study.tracking.mlflow_store import Experiment, tracking_uri
+from tests.chromium import dump_dom
+from tests.study.tracking.examples import mlflow_study, row
 
 
 def test_a_folder_without_a_store_is_refused_with_what_to_run(tmp_path):
@@ -36,18 +40,76 @@ def test_a_tracking_server_has_its_page_already(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "MLflow on https://track.example:5001/path\n"
 
 
-def test_the_page_with_the_charts_of_each_experiment_is_named(tmp_path):
-    store = tracking_uri("auto", tmp_path)
-    numbers = [Experiment(store, name).id for name in ("first", "second")]
-    query = (
-        "workflowType=machine_learning&compareRunsMode=CHART&orderByKey=metrics.%60loss%60&orderByAsc=true"
-    )
-    assert sorted(chart_pages(store)) == [f"/#/experiments/{number}/runs?{query}" for number in numbers]
+def test_the_page_with_the_charts_of_each_experiment_is_named(uri):
+    theirs = Experiment(uri, "theirs").id
+    ours = mlflow_study(uri)
+    ours.connect()
+    query = "workflowType=machine_learning&compareRunsMode=CHART"
+    assert set(chart_pages(uri)) == {
+        f"#/experiments/{ours._experiment.id}/runs?{query}&viewStateShareKey=interplay",
+        f"#/experiments/{theirs}/runs?{query}&orderByKey=metrics.%60loss%60&orderByAsc=true",
+        f"#/experiments/1/runs?{query}&orderByKey=metrics.%60loss%60&orderByAsc=true",
+    }
+
+
+@pytest.fixture
+def uri(template, tmp_path):
+    """The address of a store with MLflow's tables."""
+    shutil.copy(template, tmp_path / "mlflow.db")
+    return tracking_uri("auto", tmp_path)
+
+
+@contextlib.contextmanager
+def served(results):
+    """The first line of `interplay ui` on a results folder, and the address of its page, while it answers."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "study", "ui", "--port", str(port), "--results", results], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        wait_for(process, port)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_for(process, port):
+    """The page at a port, once it answers."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2).read().decode()
+        except (urllib.error.URLError, OSError):
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_the_page_opens_with_loss_against_depth_and_the_answer(uri, tmp_path):
+    study = mlflow_study(uri)
+    study.connect()
+    for depth in (1, 2):
+        parameters = {"depth": depth, "params": 100 * depth}
+        study.log_row(row(str(depth), parameters=parameters, loss=1 / depth))
+    study.finish("KILLED", "Unfinished: 2 of 18 cells are done.")
+    with served(tmp_path) as process:
+        link = process.stdout.readline().strip()
+        page = dump_dom(link, wait=200_000)
+    assert "depth vs. loss" in page
+    assert "params vs. loss" in page
+    assert "Unfinished: 2 of 18 cells are done." in page
+    # Two points in each of the two.
+    assert page.count('class="point"') >= 4
 
 
 def test_another_store_is_served_with_the_artifacts_beside_it(tmp_path, monkeypatch):
-    uri = f"sqlite:///{tmp_path / 'other.db'}"
-    Experiment(uri, "shown")
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    Experiment(other, "shown")
     seen = {}
 
     class Server:
@@ -62,8 +124,8 @@ def test_another_store_is_served_with_the_artifacts_beside_it(tmp_path, monkeypa
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    serve(tmp_path / "results", "127.0.0.1", port, Console(quiet=True), uri)
-    assert seen["uri"] == uri
+    serve(tmp_path / "results", "127.0.0.1", port, Console(quiet=True), other)
+    assert seen["uri"] == other
     assert (tmp_path / "mlartifacts").as_uri() in seen["command"]
     with pytest.raises(SpecError, match="no MLflow store"):
         serve(tmp_path, "127.0.0.1", port, Console(quiet=True), "databricks")
@@ -85,16 +147,7 @@ def test_the_page_comes_up_on_loopback_and_ends_with_its_server(tmp_path, stop):
         stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                page = urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2).read().decode()
-                break
-            except (urllib.error.URLError, OSError):
-                assert time.monotonic() < deadline
-                assert process.poll() is None, process.stdout.read()
-                time.sleep(0.5)
-        assert "MLflow" in page
+        assert "MLflow" in wait_for(process, port)
         listening = [
             c.laddr.ip
             for p in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]

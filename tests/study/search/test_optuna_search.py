@@ -152,6 +152,16 @@ def test_an_adaptive_search_goes_on_from_the_run_table_alone(sampler, cut):
         assert len(cells) == 9, "each candidate has all its seeds"
 
 
+def test_the_value_of_a_trial_is_named_loss_in_new_databases_and_those_of_earlier_versions(tmp_path):
+    plan, database = plan_for(), tmp_path / "optuna.db"
+    known = {plan.cells[0].cell.key: Outcome(1.0)}
+    name = f"{plan.name}: N = {plan.cells[0].budget:g}"
+    storage = f"sqlite:///{database}"
+    optuna.create_study(study_name=name, storage=storage)
+    make_search(load_spec(SMALL), plan, known, database=database)
+    assert optuna.load_study(study_name=name, storage=storage).metric_names == ["loss"]
+
+
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("sampler", ["frontier", "optuna.samplers.QMCSampler"])
 def test_any_sampler_of_optuna_searches_by_its_import_path(sampler):

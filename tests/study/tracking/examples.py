@@ -30,7 +30,9 @@ def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None, ended
         device="cpu",
         ended=ended,
         points=tuple(point(s) for s in steps),
-        evaluations=tuple(Evaluation(step=s, loss=0.9) for s in steps),
+        evaluations=tuple(
+            Evaluation(step=s, loss=loss if status == "done" and s == steps[-1] else 0.9) for s in steps
+        ),
     ).model_copy(update=changes)
 
 

@@ -54,9 +54,9 @@ class MemoryTracker:
             raise ValueError("refused")
         self.ended[row.cell] = row.ended
 
-    def finish(self, status):
+    def finish(self, status, progress=""):
         self._check()
-        self.status = status
+        self.status, self.progress = status, progress
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ def test_a_driver_killed_at_any_call_of_mlflow_loses_and_doubles_nothing(uri, tm
     assert run.data.params == {"depth": "1", "lr": "0.25", "init": "fan_in"}
     assert run.data.tags["interplay.status"] == "done"
     assert [step for step, _ in history(uri, "aaaa")] == [10, 20]
-    assert history(uri, "aaaa", "loss") == [(0, 0.5)]
+    assert history(uri, "aaaa", "loss") == [(10, 0.9), (20, 0.5)]
     assert len(runs(uri, "tags.`interplay.kind` = 'study'")) == 1
 
 

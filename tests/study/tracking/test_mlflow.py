@@ -1,6 +1,7 @@
 """MLflow as a tracker, what it refuses, and what `fit mlflow:NAME` reads back."""
 
 import json
+import shutil
 import socket
 
 import numpy as np
@@ -14,8 +15,9 @@ from study.plan.plan import make_plan
 from study.run.recorder import Recorder
 from study.spec.study import load_spec
 from study.tracking.ledger import CurveUpdate, study_rows
-from study.tracking.mlflow_mirror import BATCH, Mirror
+from study.tracking.mlflow_mirror import BATCH, Mirror, progress
 from study.tracking.mlflow_store import Experiment, server_problem, tracking_uri
+from study.tracking.mlflow_view import page
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import run_table
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -29,6 +31,7 @@ from tests.study.tracking.examples import (
     row,
     runs,
     statuses,
+    study_run,
 )
 from trainables.progress import Evaluation
 
@@ -50,8 +53,7 @@ def test_a_row_is_recorded_once_it_is_complete(uri, study):
         "diverged",
         "the loss is nan",
     )
-    assert "loss" not in run.data.metrics
-    assert history(uri, "aaaa", "validation_loss") == [(10, 0.9), (20, 0.9)]
+    assert history(uri, "aaaa", "loss") == [(10, 0.9), (20, 0.9)]
 
 
 def test_the_runs_of_a_killed_driver_are_ended_and_replaced_by_whole_ones(uri, study):
@@ -103,7 +105,7 @@ def test_a_call_that_is_written_and_fails_leaves_nothing_twice(uri, study, monke
     study.connect()
     study.log_row(row())
     assert history(uri, "aaaa") == [(10, 1.0), (20, 1.0)]
-    assert history(uri, "aaaa", "loss") == [(0, 0.5)]
+    assert history(uri, "aaaa", "loss") == [(10, 0.9), (20, 0.5)]
     assert statuses(uri) == {"aaaa": "FINISHED"}
 
 
@@ -138,7 +140,8 @@ def test_a_row_with_nan_and_more_measures_than_a_batch_holds_arrives(uri, study)
     count = BATCH // 2 + 100
     many = {f"rank_residual/{layer}": layer / count for layer in range(1, count + 1)}
     nan = point(1, float("nan"))
-    metrics = {f"{prefix}.{name}": value for prefix in ("measure", "start") for name, value in many.items()}
+    metrics = {f"measure.{name}": value for name, value in many.items()}
+    metrics |= {f"validation_{name}": value for name, value in many.items()}
     curve = {"points": (nan,), "evaluations": (Evaluation(step=1, loss=1.0, measures=many),)}
     sent = row(**curve, measures=many, start=many)
     study.log_row(sent)
@@ -157,9 +160,12 @@ def test_fit_reads_from_mlflow_what_the_ledger_has_to_the_last_digit(uri, tmp_pa
     recorder = Recorder(plan, {}, mirror, paths)
     for index, planned in enumerate(plan.cells[:5]):
         recorder.started(planned)
-        measured = (Evaluation(step=1, loss=1.0, measures={"accuracy": index / 7, "rank/1": 0.5}),)
-        recorder.ended(planned, stub_result(loss=1 + index / 3, train_seconds=1 / 3, evaluations=measured))
+        loss = 1 + index / 3
+        measured = (Evaluation(step=1, loss=loss, measures={"accuracy": index / 7, "rank/1": 0.5}),)
+        recorder.ended(planned, stub_result(loss=loss, train_seconds=1 / 3, evaluations=measured))
     recorder.failed(plan.cells[5], "out of memory")
+    diverged = stub_result(status="diverged", loss=None, evaluations=(Evaluation(step=1, loss=9.0),))
+    recorder.ended(plan.cells[6], diverged)
     mirror.close()
     assert mirror.problem is None
     ours = run_table(plan, study_rows(plan, paths.ledger.rows())).frame.set_index("cell")
@@ -172,26 +178,75 @@ def test_fit_reads_from_mlflow_what_the_ledger_has_to_the_last_digit(uri, tmp_pa
             assert value == expected or (value != value and expected != expected) or not (value or expected)
 
 
-def test_the_studys_run_has_the_answer_of_its_fit_once(uri, study, tmp_path):
+def test_the_studys_run_and_the_experiment_have_the_answer_of_the_fit_once(uri, study):
     study.log_row(row())
     truth = Truth(2.5, 0.3, (1, 2, 4))
     shapes = shapes_of(truth.depths, np.geomspace(truth.crossing(1) / 4, truth.crossing(2) * 4, 6))
     fitted = fit(RunTable.from_frame(simulate(truth, shapes, 3, np.random.default_rng(0))))
     study.paths.folder.mkdir()
     (study.paths.folder / "fit.json").write_text(json.dumps(fitted.to_json()))
+    (study.paths.folder / "report.html").write_text("<p>the page</p>")
     for again in (study, mlflow_study(uri)):
         again.finish("FINISHED")
     (run,) = runs(uri, "tags.`interplay.kind` = 'study'")
     note = run.data.tags["mlflow.note.content"]
     assert note.startswith(short_answer(fitted.crossings, fitted.best, fitted.level)[0])
+    assert f"runs/{run.info.run_id}/artifacts/report.html)" in note
     assert str(study.paths.folder / "report.html") in note
+    assert experiment_note(uri).startswith(note)
+    assert page(Experiment(uri, "study").id) in experiment_note(uri)
     assert run.data.metrics["crossing.L1-L2"] == pytest.approx(fitted.crossings[0].params)
     assert run.data.metrics["slope"] == pytest.approx(fitted.law.b)
-    assert {name: value for name, value in run.data.metrics.items() if name.startswith("best_depth.")} == {
-        f"best_depth.N{shape.params:.0f}": shape.depth for shape in fitted.best
-    }
     assert len(Experiment(uri, "study").client.get_metric_history(run.info.run_id, "crossing.L1-L2")) == 1
-    assert not list(tmp_path.rglob("*artifact*")), "a local store keeps no files"
+
+
+def experiment_note(uri):
+    return Experiment(uri, "study").read().tags.get("mlflow.note.content")
+
+
+def test_the_report_is_kept_beside_a_store_in_a_file_and_nowhere_else(tmp_path, template):
+    """An experiment of an earlier version has the folder of its driver, which may be gone."""
+    from mlflow.tracking import MlflowClient
+
+    kept = {}
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        shutil.copy(template, tmp_path / name / "mlflow.db")
+        uri = tracking_uri("auto", tmp_path / name)
+        if name == "old":
+            MlflowClient(uri).create_experiment("study", (tmp_path / "elsewhere").as_uri())
+        study = mlflow_study(uri)
+        study.paths.folder.mkdir()
+        (study.paths.folder / "report.html").write_text("<p>the page</p>")
+        study.finish("FINISHED")
+        kept[name] = [path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("artifacts/*")]
+    assert kept == {"new": [("new", "mlartifacts")], "old": [("new", "mlartifacts")]}
+
+
+def test_an_unfinished_study_says_how_many_cells_are_done(uri, study):
+    study.finish("KILLED", "Unfinished: 7 of 18 cells are done.")
+    assert experiment_note(uri).startswith("Unfinished: 7 of 18 cells are done.")
+    plan = make_plan(load_spec(SMALL))
+    done = [row("aaaa"), row("bbbb"), row("cccc", status="failed")]
+    assert progress(plan, done) == f"Unfinished: 2 of {len(plan.cells)} cells are done."
+
+
+def test_a_note_that_a_user_has_written_stays(uri, study):
+    Experiment(uri, "study").client.set_experiment_tag(study._experiment.id, "mlflow.note.content", "mine")
+    study.finish("KILLED", "Unfinished: 7 of 18 cells are done.")
+    assert experiment_note(uri) == "mine"
+    assert "7 of 18" in study_run(uri).data.tags["mlflow.note.content"]
+
+
+def test_the_notes_of_all_studies_of_an_experiment_are_in_its_own(uri, study):
+    study.finish("KILLED", "One.")
+    sister = mlflow_study(uri)
+    sister.paths = StudyPaths(sister.paths.results, "sister", experiment="study")
+    sister.finish("KILLED", "Two.")
+    study.finish("KILLED", "Three.")
+    assert experiment_note(uri).count("**") == 4
+    assert "**sister**: Two." in experiment_note(uri)
+    assert "**study**: Three." in experiment_note(uri)
 
 
 def test_a_deleted_experiment_is_refused_with_the_way_out(uri, study):

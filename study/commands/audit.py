@@ -192,8 +192,8 @@ def known_view(models: Sequence["KnownModel"], within: float) -> RenderableType:
         f"Best: best depth by the law of {laws[0]}, which gives no losses. Liu, table: the depths within {within:g} "
         f"nats of the best and the nats that the model loses, by the law of {laws[1]} and by a fit of the {laws[2]} "
         "table. In brackets: the law was not fitted on models of this size and depth. N is 12·L·d². Verdict: of the "
-        "laws of the loss that were, in brackets of those whose sizes are at most ten times away; no verdict: of neither. "
-        "Training tokens, inference cost and long contexts are not part of it."
+        "laws of the loss that were, in brackets of those whose sizes are at most ten times away; no verdict: of "
+        "neither. Training tokens, inference cost and long contexts are not part of it."
     )
     return Group(text_table("", names, rows, left=("model", "verdict")), Text(legend, style="dim"))
 

@@ -211,7 +211,9 @@ def least_shape(params: float) -> Shape:
 def published_law(name: str) -> PublishedLaw:
     """Return a published law; InputError if there is none of this name."""
     if name not in PUBLISHED:
-        raise InputError(f"There is no published law {name!r}; there is: {', '.join(PUBLISHED)}.")
+        raise InputError(
+            f"There is no published law {name!r}; there is: {', '.join(PUBLISHED)}, and for `recommend` log3."
+        )
     return PUBLISHED[name]
 
 

@@ -150,8 +150,9 @@ class Shape:
 
     @property
     def width_exact(self) -> float | None:
-        """The width that fills N at L*."""
-        return None if self.depth_exact is None else width_of(self.params, self.depth_exact)
+        """The width that fills N at L*, or at a least depth in whole layers."""
+        depth = self.depth if self.source == "theory" else self.depth_exact
+        return None if depth is None else width_of(self.params, depth)
 
     @property
     def width_interval(self) -> Interval:

@@ -115,7 +115,9 @@ def _sentence(item: Audit, within: float) -> Text:
         return named.append(" has no verdict: ").append(f"{reason}.")
     style = "bold green" if item.verdict in ("near the best", "within the interval") else "bold yellow"
     if item.verdict in ("laws disagree", "not settled"):
-        named.append(" has no common verdict, ").append(f"{item.verdict}", style)
+        named.append(" has no common verdict, ").append(
+            "the laws disagree" if item.verdict == "laws disagree" else "it is not settled", style
+        )
     else:
         named.append(" is ").append(item.verdict, style)
     laws = listed([finding.law for finding in item.deciding])
@@ -187,11 +189,11 @@ def known_view(models: Sequence["KnownModel"], within: float) -> RenderableType:
     names = ("model", "L × d", "N", "best", "Liu", "lost", "table", "lost", "verdict")
     laws = [finding.law for finding in models[0].audit.findings]
     legend = (
-        f"Best: best depth by the law of {laws[0]}, which gives no losses. Liu, table: the depths within "
-        f"{within:g} nats of the best and the nats that the model loses, by the law of {laws[1]} and by a fit of "
-        f"the {laws[2]} table. In brackets: the law was not fitted on models of this size and depth. N is 12·L·d². "
-        "Verdict: of the laws of the loss that were, in brackets of those whose sizes are at most ten times away; "
-        "no verdict: of neither. Training tokens, inference cost and long contexts are not part of it."
+        f"Best: best depth by the law of {laws[0]}, which gives no losses. Liu, table: the depths within {within:g} "
+        f"nats of the best and the nats that the model loses, by the law of {laws[1]} and by a fit of the {laws[2]} "
+        "table. In brackets: the law was not fitted on models of this size and depth. N is 12·L·d². Verdict: of the "
+        "laws of the loss that were, in brackets of those whose sizes are at most ten times away; no verdict: of "
+        "neither. Training tokens, inference cost and long contexts are not part of it."
     )
     return Group(text_table("", names, rows, left=("model", "verdict")), Text(legend, style="dim"))
 

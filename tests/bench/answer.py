@@ -59,7 +59,7 @@ def growth() -> Figure:
 def cold_recommendation() -> Figure:
     """Median seconds of `interplay recommend --law` as a new process, beside an empty Python."""
     command = shutil.which("interplay", path=str(Path(sys.executable).parent)) or "interplay"
-    ours = cold([command, "recommend", "--law", "levine2020", "7e9"])
+    ours = cold([command, "recommend", "--law", "levine2020", "5e9"])
     empty = cold([sys.executable, "-c", "pass"])
     return Figure(
         "recommend --law, cold start", ours, "s", 0.6, f"{ours:.2f} s", f"empty python: {empty:.2f} s"

@@ -126,6 +126,7 @@ def test_the_least_depth_is_the_smallest_whole_one_that_reaches_log3_of_its_widt
     assert shape.depth == least
     assert 12 * shape.depth_exact * 9**shape.depth_exact == pytest.approx(params)
     assert shape.width <= 3**least
+    assert shape.width_exact == pytest.approx(math.sqrt(params / (12 * least)))
     if params > 1e4:
-        assert shape.width == pytest.approx(math.sqrt(params / (12 * least)), rel=0.07)
+        assert shape.width == pytest.approx(shape.width_exact, rel=0.07)
     assert (shape.depth_interval, shape.source) == ((None, None), "theory")

@@ -28,7 +28,7 @@ from study.tracking.ledger import CurveUpdate, Ledger, Row
 from study.tracking.mlflow_store import Experiment, first_line, is_server, server_problem, tracking_uri
 from study.tracking.mlflow_view import NAME as VIEW_NAME
 from study.tracking.mlflow_view import TAG as VIEW
-from study.tracking.mlflow_view import page, saved_view
+from study.tracking.mlflow_view import WORKFLOW, page, saved_view
 from study.tracking.study_paths import StudyPaths, study_paths
 from trainables.storage.storage import shown
 
@@ -283,8 +283,8 @@ class MlflowStudy:
             metrics = [_metric(name, value, when, 0) for name, value in numbers.items() if value is not None]
         report = self.paths.folder / "report.html"
         if report.name in files:
-            page = f"#/experiments/{self._experiment.id}/runs/{self._study_run}/artifacts/{report.name}"
-            note.append(f"Report: [{report.name}]({page}), written as {report}")
+            link = f"#/experiments/{self._experiment.id}/runs/{self._study_run}/artifacts/{report.name}"
+            note.append(f"Report: [{report.name}]({link}?{WORKFLOW}), written as {report}")
         elif report.is_file():
             note.append(f"Report: {report}")
         self._write(self._study_run, metrics, {NOTE: "\n\n".join(note)} if note else {}, {})

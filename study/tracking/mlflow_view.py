@@ -12,8 +12,9 @@ from typing import Any
 KEY = "interplay"
 TAG = f"mlflow.sharedViewState.{KEY}"
 NAME = "Loss against depth and size"
-#: The query of a page of runs that shows charts, and not the page for applications of language models.
-CHARTS = "workflowType=machine_learning&compareRunsMode=CHART"
+#: The query of a page for training, which is not that for applications of language models, and of one with charts.
+WORKFLOW = "workflowType=machine_learning"
+CHARTS = f"{WORKFLOW}&compareRunsMode=CHART"
 #: The section of the view, and those to which MLflow adds a chart for each other metric, closed.
 SECTION, OTHERS = "Loss", ("Model metrics", "System metrics")
 #: Columns of the table of runs beside the charts.
@@ -28,7 +29,7 @@ def page(experiment_id: str) -> str:
 def charts() -> list[dict[str, Any]]:
     """Return the charts of the view: loss against depth, the curves of the loss, and loss against parameters."""
     loss = {"key": "loss", "type": "METRIC"}
-    # MLflow draws at most `runsCountToCompare` runs, and makes the titles of these charts itself.
+    # MLflow draws at most `runsCountToCompare` runs, and makes the titles itself.
     depth, params = (
         {
             "type": "SCATTER",
@@ -40,11 +41,12 @@ def charts() -> list[dict[str, Any]]:
     )
     curves = {
         "type": "LINE",
-        "displayName": "Loss while training",
         "metricKey": "loss",
-        "selectedMetricKeys": ["loss"],
         "xAxisKey": "step",
         "useGlobalXaxisKey": False,
+        # Without these MLflow smooths the curves, whose ends are then not the losses of the other charts.
+        "lineSmoothness": 0,
+        "useGlobalLineSmoothing": False,
     }
     return [
         {

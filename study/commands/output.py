@@ -3,7 +3,9 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from rich.text import Text
 from analysis.law.shape import Measured, Shape
 from analysis.numbers import counted, ends, human, layers, percent, short, span
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
+from study.command_line import relative
 from study.errors import SpecError
 from study.results.recommend import LEAST_TRIALS
 
@@ -35,15 +38,25 @@ def show(document: object, view: RenderableType, *, as_json: bool) -> None:
     console.print(view, soft_wrap=isinstance(view, Text))
 
 
+@contextmanager
+def working(doing: str) -> Iterator[None]:
+    """Show on a terminal, on stderr, that something takes longer than a second."""
+    status = Console(stderr=True).status(doing)
+    timer = threading.Timer(1, status.start)
+    timer.daemon = True
+    if status.console.is_terminal:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        status.stop()
+
+
 def say(text: str, value: object) -> None:
     """Print a sentence and a value to copy, without markup and on one line; a path relative to the working folder."""
     value = relative(value) if isinstance(value, Path) else value
     Console(highlight=False).print(Text.assemble(text, (str(value), "bold")), soft_wrap=True)
-
-
-def relative(path: Path) -> Path:
-    """Return a path relative to the working folder if it is inside."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def refuse_file(folder: Path, option: str) -> None:

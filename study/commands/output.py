@@ -16,7 +16,7 @@ from rich.text import Text
 from analysis.law.shape import Measured, Shape
 from analysis.numbers import counted, ends, human, layers, percent, short, span
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
-from study.command_line import relative
+from study.command_line import command, relative
 from study.errors import SpecError
 from study.results.recommend import LEAST_TRIALS
 
@@ -178,7 +178,7 @@ def _sentence(shape: Shape) -> str:
     if shape.source != "none":
         found += f" The laws give {ends(shape.depth_interval)} layers."
         found += f" The laws agree up to N = {human(shape.agree_to)}." if shape.agree_to else ""
-    return found
+    return f"{found} By published evidence: {command('recommend', f'{shape.params:.6g}')}"
 
 
 def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:

@@ -92,6 +92,8 @@ def test_export_writes_a_folder_that_loads_with_the_two_lines_it_prints(command,
         *("README.md", "config.json", "generation_config.json", "interplay.json", "model.safetensors")
     }
     assert not list(study.results.parent.glob(".model*"))
+    generation = json.loads((study.results.parent / "model" / "generation_config.json").read_text())
+    assert "max_length" not in generation, "transformers warns of it at each generate(max_new_tokens=…)"
 
 
 def test_export_prints_one_json_document(command, study, tmp_path):

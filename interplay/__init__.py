@@ -44,8 +44,10 @@ __version__ = version("interplay")
 
 
 @explained()
-def load_spec(spec: "str | Path | StudySpec", *changes: str) -> "StudySpec":
-    """Read a preset or YAML file, with changes such as "training.seeds=5"; of a spec, only changes are applied.
+def load_spec(spec: "str | Path | StudySpec", *changes: str, results: str | Path = "results") -> "StudySpec":
+    """Read a preset, a YAML file or a study of `results`, with changes such as "training.seeds=5".
+
+    Of a spec, only changes are applied.
 
     Raises:
         SpecError: there is no such preset or file, or a key or value is wrong.
@@ -57,7 +59,7 @@ def load_spec(spec: "str | Path | StudySpec", *changes: str) -> "StudySpec":
     if isinstance(spec, StudySpec):
         raw = spec.model_dump(mode="json", exclude_unset=True)
         return parse_spec(override(raw, changes), spec.name) if changes else spec
-    return loaded(str(spec), changes)
+    return loaded(str(spec), changes, Path(results))
 
 
 @explained()
@@ -93,7 +95,7 @@ def run(spec: "str | Path | StudySpec", *changes: str, results: str | Path = "re
     from study.results.answer import study_runs
     from study.run.runner import run_study
 
-    study, folder = _one_study(spec, changes, "run"), Path(results)
+    study, folder = _one_study(spec, changes, "run", results), Path(results)
     refuse_file(folder, "--results")
     summary = run_study(study, folder)
     if not summary.finished:
@@ -241,17 +243,20 @@ def audit(
 
 
 def _named(fit: "Answer | str | Path | None") -> "Path | NamedFit | None":
+    from study.results.fit_files import fit_file
     from study.results.recommend import NamedFit
 
     if fit is None or isinstance(fit, str | Path):
-        return None if fit is None else Path(fit)
+        return None if fit is None else fit_file(Path(fit), Path("results"))
     return NamedFit(fit.title, fit.fit)
 
 
-def _one_study(spec: "str | Path | StudySpec", changes: tuple[str, ...], doing: str) -> "StudySpec":
+def _one_study(
+    spec: "str | Path | StudySpec", changes: tuple[str, ...], doing: str, results: str | Path = "results"
+) -> "StudySpec":
     from study.commands.series import refuse_series
 
-    loaded = load_spec(spec, *changes)
+    loaded = load_spec(spec, *changes, results=results)
     refuse_series(loaded, doing)
     return loaded
 
@@ -298,3 +303,7 @@ def _runs(
     if spec := reading.spec:
         refuse_series(spec, "fit")
     return reading.source
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -3,11 +3,10 @@
 import errno
 import json
 import os
-import shlex
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -18,8 +17,11 @@ from analysis.errors import OptionNeededError
 from analysis.files import to_json
 from analysis.law.near_optimal import WITHIN
 from study.cluster.cli import app as cluster_app
+from study.command_line import command
 from study.commands.output import show
 from study.commands.theory import app as theory_app
+from study.errors import ArgumentsNeededError
+from study.usage import Verbs, usage_text
 from trainables.errors import LONGEST_MESSAGE, InputError, shortened
 
 #: Exit status for wrong input; `study.commands.run` has those of a run.
@@ -31,8 +33,10 @@ _USER_ERRNO = {
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
 }
 RESULTS = Path("results")
+#: Typer's error of wrong arguments, which it does not export under this name in all versions.
+UsageError: Any = typer.BadParameter.__mro__[1]
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(theory_app, name="theory")
 app.add_typer(cluster_app, name="cluster")
 
@@ -54,7 +58,7 @@ def options(
     """Options of the program itself."""
 
 
-SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="name of a preset, or a YAML file")]
+SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="a preset, a study, or a YAML file")]
 RunsArgument = Annotated[
     str,
     typer.Argument(metavar="RUNS", help="a spec, mlflow:EXPERIMENT, or a run table (CSV, JSONL, Parquet)"),
@@ -94,20 +98,31 @@ AddressOption = Annotated[
     str | None, typer.Option(metavar="URL", help="a reachable dashboard, instead of a tunnel")
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="ID of a job; `interplay jobs` lists them")]
-FitOption = Annotated[Path | None, typer.Option("--fit", help="the fit.json of a study")]
+FitOption = Annotated[
+    Path | None, typer.Option("--fit", help="the fit.json of a study, its folder, or the name of the study")
+]
 
 
 def main() -> None:
     """Run the command; wrong input ends it with status 2 and one paragraph, never a traceback."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(WRONG)
+        _fail(usage_text(error))
+    except typer.Abort:
+        _fail("Stopped.")
     except BrokenPipeError:
         # The reader of a pipe (head, less) has ended: this is no error.
         sys.stderr.close()
         sys.exit(0)
     except OptionNeededError as error:
         flags = [part for option in error.options for part in option]
-        _fail(f"{error} Try: {shlex.join(['interplay', *sys.argv[1:], *flags])}" if flags else str(error))
+        _fail(f"{error} Try: {command(*sys.argv[1:], *flags)}" if flags else str(error))
+    except ArgumentsNeededError as error:
+        _fail(f"{error} Try: {command(*sys.argv[1:], *error.arguments)}")
     except (InputError, AnalysisError, ConnectionError) as error:
         # Our code raises a ConnectionError only for a storage that cannot be reached, and names it.
         _fail(str(error))
@@ -132,6 +147,7 @@ def _fail(text: str) -> None:
 def plan(
     spec: SpecArgument,
     changes: ChangesArgument = None,
+    results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
     cell: Annotated[
         str | None, typer.Option(metavar="KEY", help="print one cell as JSON, for `python -m trainables`")
@@ -141,9 +157,9 @@ def plan(
     from study.commands import plan as verb
 
     if cell:
-        verb.show_cell(spec, changes or (), cell)
+        verb.show_cell(spec, changes or (), cell, results)
     else:
-        verb.show_plan(spec, changes or (), as_json=as_json)
+        verb.show_plan(spec, changes or (), results, as_json=as_json)
 
 
 @app.command()
@@ -162,12 +178,15 @@ def power(
     ] = None,
     # Shares of 72 have a standard error of 6 points, and a preset takes at most half a minute.
     studies: Annotated[int, typer.Option(help="number of simulated studies", min=5, max=10_000)] = 72,
+    results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a study to see how wide its intervals will be. Also with more seeds or sizes. Trains nothing."""
     from study.commands.power import show_power
+    from study.results.fit_files import fit_file
 
-    show_power(spec, changes or (), assume or (), pilot, studies, as_json=as_json)
+    pilot = fit_file(pilot, results) if pilot else None
+    show_power(spec, changes or (), assume or (), pilot, studies, results, as_json=as_json)
 
 
 @app.command("try")
@@ -266,7 +285,7 @@ def status(
     spec: Annotated[
         str | None,
         typer.Argument(
-            metavar="SPEC", help="name of a preset, or a YAML file; default: all studies of the folder"
+            metavar="SPEC", help="a preset, a study, or a YAML file; default: all studies of the folder"
         ),
     ] = None,
     changes: ChangesArgument = None,
@@ -274,11 +293,15 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show what of a study is done, running, failed or missing. Without a spec, list all studies."""
+    from study.commands.spec_argument import load
     from study.results.status import status as of_study
     from study.results.status import status_of_all
-    from study.spec.study import load_spec
 
-    found = status_of_all(results) if spec is None else of_study(load_spec(spec, changes or ()), results)
+    found = (
+        status_of_all(results)
+        if spec is None
+        else of_study(load("status", spec, changes or (), results), results)
+    )
     show(*found, as_json=as_json)
 
 
@@ -289,10 +312,11 @@ def mirror(
     results: ResultsOption = RESULTS,
 ) -> None:
     """Send MLflow the rows of a study that it lacks. An empty store gets all; `interplay run` does so as well."""
-    from study.spec.study import load_spec, studies
+    from study.commands.spec_argument import load
+    from study.spec.study import studies
     from study.tracking.mlflow_mirror import mirror_study
 
-    for one in studies(load_spec(spec, changes or ())):
+    for one in studies(load("mirror", spec, changes or (), results)):
         Console().print(mirror_study(one, results), markup=False, soft_wrap=True)
 
 
@@ -338,7 +362,9 @@ def report(
     from study.commands import fit as verb
     from study.results.answer import Reading
 
-    reading = Reading(runs, changes or (), column or (), where or (), count, tokens, results, uri, level)
+    reading = Reading(
+        runs, changes or (), column or (), where or (), count, tokens, results, uri, level, "report"
+    )
     verb.report(reading, out)
 
 
@@ -348,7 +374,7 @@ def recommend(
         list[str] | None,
         typer.Argument(metavar="N", help="sizes in non-embedding parameters: 1e9 7B", show_default=False),
     ] = None,
-    fit_file: FitOption = None,
+    fit: FitOption = None,
     law: Annotated[
         str | None,
         typer.Option(
@@ -357,18 +383,20 @@ def recommend(
         ),
     ] = None,
     within: WithinOption = WITHIN,
+    results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
     """Give the best depth and width for a size. From a study's fit or a law, else by all published evidence."""
     from study.commands.output import comparison_table, recommendation_table
+    from study.results.fit_files import fit_file
     from study.results.recommend import compare
     from study.results.recommend import recommend as recommended
 
-    if fit_file is None and law is None:
+    if fit is None and law is None:
         found = compare(sizes or (), within)
         show(to_json(found), comparison_table(found), as_json=as_json)
         return
-    source, shapes = recommended(fit_file, law, sizes or (), within)
+    source, shapes = recommended(fit and fit_file(fit, results), law, sizes or (), within)
     show(to_json(shapes), recommendation_table(source, shapes), as_json=as_json)
 
 
@@ -384,7 +412,7 @@ def audit(
     law: Annotated[
         str | None, typer.Option(help="levine2020 or liu2026 alone; default: all published evidence")
     ] = None,
-    fit_file: FitOption = None,
+    fit: FitOption = None,
     known: Annotated[
         bool, typer.Option("--known", help="well-known models by both laws and the Gemstones table instead")
     ] = False,
@@ -392,18 +420,22 @@ def audit(
         Path | None, typer.Option(help="with --known: write a figure, as PNG, SVG or PDF by the ending")
     ] = None,
     within: WithinOption = WITHIN,
+    results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether models are too deep or too shallow. By all published evidence, or by one law or fit."""
     from study.commands.audit import audit_known, audit_models, audit_view, known_view
+    from study.results.fit_files import fit_file
 
     if known:
-        models = audit_known(within, figure, others=(configs, depth, width, vocabulary, law, fit_file))
+        models = audit_known(within, figure, others=(configs, depth, width, vocabulary, law, fit))
         show([item.to_json() for item in models], known_view(models, within), as_json=as_json)
         return
     if figure is not None:
         raise AnalysisError("--figure draws the well-known models; add --known.")
-    audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, within)
+    audits = audit_models(
+        configs or (), (depth, width, vocabulary), law, fit and fit_file(fit, results), within
+    )
     show([item.to_json() for item in audits], audit_view(audits, within), as_json=as_json)
 
 
@@ -411,10 +443,14 @@ def audit(
 def export(
     spec: SpecArgument,
     cell: Annotated[
-        str,
-        typer.Argument(metavar="CELL", help="a cell's name, such as L2-d16-s0, its key, or its first digits"),
-    ],
-    out: Annotated[Path, typer.Option("--out", help="folder of the model, empty or new")],
+        str | None,
+        typer.Argument(
+            metavar="CELL",
+            help="a cell's name, such as L2-d16-s0, its key, its first digits, or `best`: of the largest size the one "
+            "of the lowest loss; without it, list the cells",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="folder of the model, empty or new")] = None,
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:

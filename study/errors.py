@@ -1,5 +1,7 @@
 """The error a wrong spec causes."""
 
+from collections.abc import Sequence
+
 from trainables.errors import InputError
 
 
@@ -17,3 +19,16 @@ class SpecError(InputError):
                 sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in message
             )
         )
+
+
+class ArgumentsNeededError(SpecError):
+    """The command can be run with further arguments.
+
+    Attributes:
+        arguments: those that probably help.
+    """
+
+    def __init__(self, message: str, arguments: Sequence[str]) -> None:
+        """See the class."""
+        super().__init__(message)
+        self.arguments = tuple(arguments)

@@ -44,9 +44,9 @@ FLOORS = {
         {"results"},
         {"tracking", "cluster"},
         {"search", "workers"},
-        {"plan"},
+        {"plan", "usage"},
         {"spec"},
-        {"errors"},
+        {"errors", "command_line"},
     ],
     "analysis": [
         {"report"},

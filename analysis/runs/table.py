@@ -207,7 +207,7 @@ def whole(sizes: pd.Series) -> pd.Series:
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     """Columns of Arrow, nullable and categorical types as floats or objects: their masks and operations differ."""
     changed = {
-        name: column.to_numpy(dtype=float, na_value=np.nan)
+        str(name): column.to_numpy(dtype=float, na_value=np.nan)
         if pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
         else column.astype(object).where(column.notna(), None)
         for name, column in frame.items()

@@ -6,7 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from study.usage import Verbs
+
 app = typer.Typer(
+    cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Check the file of a cluster, and make its token. Also price a study on it. Starts no machine.",

@@ -5,7 +5,8 @@ from typing import Any
 
 from analysis.files import write_json
 from study.commands import series
-from study.commands.output import fit_table, refuse_file, say, show
+from study.commands.output import fit_table, refuse_file, say, show, working
+from study.commands.spec_argument import note_other_values
 from study.errors import SpecError
 from study.results.answer import Reading, StudyRuns, fit_source
 from study.tracking.study_paths import OtherStudyError, check_owner, refuse_results, study_paths
@@ -19,7 +20,9 @@ def fit(reading: Reading, out: Path | None, *, as_json: bool) -> None:
         refuse_results(out.parent, "--out")
     if spec := reading.spec:
         series.refuse_series(spec, "fit")
-    fitted = fit_source(reading.source, level=reading.level, tokens=reading.tokens)
+    with working("fitting"):
+        fitted = fit_source(reading.source, level=reading.level, tokens=reading.tokens)
+    _note(reading)
     if out:
         write_json(out, fitted.to_json())
     show(fitted.to_json(), fit_table(fitted), as_json=as_json)
@@ -39,7 +42,16 @@ def report(reading: Reading, out: Path | None) -> None:
         )
     options: dict[str, Any] = {"level": reading.level, "tokens": reading.tokens}
     if spec and spec.vary is not None:
-        page = series.write_page(spec, reading.results, out, renew=True, **options)
+        with working("writing the report"):
+            page = series.write_page(
+                spec,
+                reading.results,
+                out,
+                renew=True,
+                arguments=[reading.name, *reading.overrides],
+                **options,
+            )
+        _note(reading)
         say("Series: ", page)
         return
     source = reading.source
@@ -51,5 +63,14 @@ def report(reading: Reading, out: Path | None) -> None:
             raise SpecError(f"{error} Name another folder with --out DIR.") from error
         out = paths.folder
     assert out is not None
-    page = write_report(source.table, fit_source(source, **options), out, title=source.title, **source.known)
+    with working("writing the report"):
+        page = write_report(
+            source.table, fit_source(source, **options), out, title=source.title, **source.known
+        )
+    _note(reading)
     say("Report: ", page)
+
+
+def _note(reading: Reading) -> None:
+    if reading.spec and isinstance(reading.runs, str):
+        note_other_values(reading.verb, reading.runs, reading.overrides, reading.spec, reading.results)

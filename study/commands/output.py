@@ -5,7 +5,9 @@ import os
 import re
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from rich.text import Text
 from analysis.law.shape import Measured, Shape, flops_hint
 from analysis.numbers import counted, digits, ends, human, layers, percent, short, span
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
+from study.command_line import command, relative
 from study.errors import SpecError
 from study.results.recommend import LEAST_TRIALS, Comparison
 
@@ -54,15 +57,25 @@ class Sentence:
             yield Text(line.replace(_JOINED, " "), style=self.style)
 
 
+@contextmanager
+def working(doing: str) -> Iterator[None]:
+    """Show on a terminal, on stderr, that something takes longer than a second."""
+    status = Console(stderr=True).status(doing)
+    timer = threading.Timer(1, status.start)
+    timer.daemon = True
+    if status.console.is_terminal:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        status.stop()
+
+
 def say(text: str, value: object) -> None:
     """Print a sentence and a value to copy, without markup and on one line; a path relative to the working folder."""
     value = relative(value) if isinstance(value, Path) else value
     Console(highlight=False).print(Text.assemble(text, (str(value), "bold")), soft_wrap=True)
-
-
-def relative(path: Path) -> Path:
-    """Return a path relative to the working folder if it is inside."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def refuse_file(folder: Path, option: str) -> None:
@@ -242,7 +255,7 @@ def _sentence(shape: Shape) -> str:
     if shape.source != "none":
         found += f" The laws give {ends(shape.depth_interval)} layers."
         found += f" The laws agree up to N = {human(shape.agree_to)}." if shape.agree_to else ""
-    return found
+    return f"{found} By published evidence: {command('recommend', f'{shape.params:.6g}')}"
 
 
 def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:

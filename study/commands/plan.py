@@ -1,7 +1,6 @@
 """`interplay plan`, `try` and `presets`: the cells of a study and their costs, planned and as timed here."""
 
 import math
-import shlex
 import sys
 from collections.abc import Sequence
 from importlib import resources
@@ -14,8 +13,10 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from analysis.numbers import duration
+from study.command_line import command
 from study.commands import series
 from study.commands.output import say, show, text_table
+from study.commands.spec_argument import load
 from study.errors import SpecError
 from study.plan.plan import Plan, by_hand, make_plan
 from study.plan.prices import money
@@ -24,29 +25,29 @@ from study.spec.study import load_spec, studies
 from study.tracking.study_paths import study_paths
 
 
-def show_plan(spec: str, overrides: Sequence[str], *, as_json: bool) -> None:
+def show_plan(spec: str, overrides: Sequence[str], results: Path, *, as_json: bool) -> None:
     """Print the plan of a study or of each study of a series."""
-    loaded = load_spec(spec, overrides)
+    loaded = load("plan", spec, overrides, results)
     if loaded.vary is None:
         plan = make_plan(loaded)
         show(plan.to_json(), plan_table(plan), as_json=as_json)
         if plan.planner.speed and not as_json:
-            say("To time the steps again: ", _command("try", spec, overrides))
+            say("To time the steps again: ", command("try", spec, *overrides, results=results))
     else:
         show(*series.plan(loaded), as_json=as_json)
 
 
-def show_cell(spec: str, overrides: Sequence[str], cell: str) -> None:
+def show_cell(spec: str, overrides: Sequence[str], cell: str, results: Path) -> None:
     """Print one cell as JSON, and on stderr the command that trains it."""
-    planned = plan_of_one(spec, overrides, "--cell").planned(cell)
+    planned = plan_of_one("plan", spec, overrides, results).planned(cell)
     print(planned.cell.model_dump_json(indent=2))
     print(f"{by_hand(planned.layout)}  # trains it, with the cell above in CELL.json", file=sys.stderr)
 
 
-def plan_of_one(spec: str, overrides: Sequence[str], doing: str) -> Plan:
+def plan_of_one(verb: str, spec: str, overrides: Sequence[str], results: Path) -> Plan:
     """Plan a single study; a series is refused."""
-    loaded = load_spec(spec, overrides)
-    series.refuse_series(loaded, doing)
+    loaded = load(verb, spec, overrides, results)
+    series.refuse_series(loaded, f"`{verb}`")
     return make_plan(loaded)
 
 
@@ -59,7 +60,7 @@ def try_steps(spec: str, overrides: Sequence[str], results: Path, *, as_json: bo
     """
     from study.run.preparation import packed, time_steps, tried_cells
 
-    plan = plan_of_one(spec, overrides, "`try`")
+    plan = plan_of_one("try", spec, overrides, results)
     loaded, layouts = plan.planner.spec, plan.planner.layouts
     if not tried_cells(plan):
         raise SpecError(
@@ -102,11 +103,10 @@ def try_steps(spec: str, overrides: Sequence[str], results: Path, *, as_json: bo
     view = Group(text_table(plan.name, names, rows, left=("cell",)), Text(summary))
     show(document, view, as_json=as_json)
     if timed.speed.busy and not as_json:
-        say("The machine was busy meanwhile. When it is quiet: ", _command("try", spec, overrides))
-
-
-def _command(verb: str, spec: str, overrides: Sequence[str]) -> str:
-    return shlex.join(["interplay", verb, spec, *overrides])
+        say(
+            "The machine was busy meanwhile. When it is quiet: ",
+            command("try", spec, *overrides, results=results),
+        )
 
 
 def catalogue() -> list[dict[str, Any]]:

@@ -57,11 +57,12 @@ def show_power(
     assume: Sequence[str],
     pilot: Path | None,
     studies: int,
+    results: Path,
     *,
     as_json: bool,
 ) -> None:
     """Print the plan of a study and the simulated width of its intervals."""
-    plan = plan_of_one(spec, overrides, "`power`")
+    plan = plan_of_one("power", spec, overrides, results)
     with Console(stderr=True, quiet=as_json).status("simulating studies"):
         power = plan_power(plan, assume, pilot, studies)
     document = plan.to_json() | {"power": power.to_json()}

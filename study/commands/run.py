@@ -11,10 +11,12 @@ from pathlib import Path
 from rich.console import Console
 
 from analysis.numbers import counted
+from study.command_line import relative
 from study.commands import series
-from study.commands.output import Sentence, refuse_file, relative, say
+from study.commands.output import Sentence, refuse_file, say
+from study.commands.spec_argument import load
 from study.errors import SpecError
-from study.spec.study import StudySpec, load_spec
+from study.spec.study import StudySpec
 from study.tracking.study_paths import OtherStudyError
 
 #: Exit statuses: 0 done, 1 some cells failed, 130 stopped by the user (128 + SIGINT).
@@ -25,7 +27,7 @@ def run(spec: str, overrides: Sequence[str], results: Path, default_results: Pat
     """Run a study or series and return the exit status; printed commands name another than the default folder."""
     from study.tracking.mlflow_store import tracking_uri
 
-    loaded = load_spec(spec, overrides)
+    loaded = load("run", spec, overrides, results)
     refuse_file(results, "--results")
     tracking_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
 

@@ -5,7 +5,7 @@ Each member is an ordinary study with its own rows, folder and report. All share
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,30 @@ from rich.text import Text
 
 from analysis.errors import InputError
 from analysis.numbers import duration, prefixed
+from study.command_line import command
 from study.commands.output import say, text_table
-from study.errors import SpecError
+from study.errors import ArgumentsNeededError
 from study.plan.plan import make_plan
 from study.spec.study import StudySpec, members
-from study.tracking.study_paths import SERIES, check_owner, check_series_owner, study_paths
+from study.spec.yaml_file import SERIES
+from study.tracking.study_paths import check_owner, check_series_owner, study_paths
 
 
 def refuse_series(spec: StudySpec, doing: str) -> None:
     """Raise a SpecError that names the members of a series, where only one study will do."""
     if spec.vary is not None:
-        names = ", ".join(one.name for one in members(spec).values())
-        raise SpecError(
-            f"{spec.name} is a series of the studies {names}, and {doing} takes one study; choose one, by its spec in "
-            f"the results folder or with `vary=null`, the value of `{spec.varied_key}` and another name, `name=NAME`."
+        each = members(spec)
+        names = ", ".join(one.name for one in each.values())
+        value, first = next(iter(each.items()))
+        raise ArgumentsNeededError(
+            f"{spec.name} is a series of the studies {names}, and {doing} takes one study. One that was "
+            f"run is found by its name; any other is the series with `vary=null`, one `{spec.varied_key}` and a name.",
+            [
+                "vary=null",
+                f"{spec.varied_key}={value}",
+                f"name={first.name}",
+                f"tracking.experiment={spec.experiment}",
+            ],
         )
 
 
@@ -91,10 +101,19 @@ def run(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[str, 
     return failed, False
 
 
-def write_page(spec: StudySpec, results: Path, out: Path | None, *, renew: bool, **options: Any) -> Path:
+def write_page(
+    spec: StudySpec,
+    results: Path,
+    out: Path | None,
+    *,
+    renew: bool,
+    arguments: Sequence[str] = (),
+    **options: Any,
+) -> Path:
     """Write the page of a series into `out`, by default its folder; with `renew` also the report of every member.
 
-    Options are those of `analysis.fit.document.fit`. Raises NoRowsError if no member has a row with a usable loss, and
+    Options are those of `analysis.fit.document.fit`; `arguments` name the series in a command.
+    Raises NoRowsError if no member has a row with a usable loss, and
     OtherStudyError if the folder of the series is that of a study or of another series.
     """
     from analysis.fit.series import Member
@@ -115,7 +134,7 @@ def write_page(spec: StudySpec, results: Path, out: Path | None, *, renew: bool,
             continue
         fitted = None
         with suppress(InputError):  # no usable loss; the page shows that
-            fitted = study_fit(source.plan, source.table, **options)
+            fitted = study_fit(source.plan, source.table, results, **options)
         page = (out / one.name if out else study_paths(one, results.resolve()).folder) / "report.html"
         if fitted and renew:
             write_report(source.table, fitted, page.parent, title=one.name, **source.known)
@@ -128,7 +147,7 @@ def write_page(spec: StudySpec, results: Path, out: Path | None, *, renew: bool,
     if not any(len(one.runs.used) for one in compared):
         raise NoRowsError(
             f"no study of the series {spec.name!r} has a row with a usable loss in {results} yet; run it with "
-            "`interplay run SPEC` and the same spec and options."
+            f"`{command('run', *(arguments or [spec.name]), results=results)}`."
         )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SERIES).write_text(spec.to_yaml())

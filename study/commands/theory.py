@@ -11,11 +11,13 @@ from rich.text import Text
 from analysis.files import to_json
 from analysis.numbers import scientific
 from study.commands.output import show, text_table
+from study.usage import Verbs
 
 if TYPE_CHECKING:
     from analysis.theory import Bounds
 
 app = typer.Typer(
+    cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Show what the theory predicts for a shape. Bounds, and separation ranks of random networks.",

@@ -21,6 +21,7 @@ from analysis.fit.study import Study, study_of
 from analysis.numbers import counted
 from analysis.runs.files import is_table
 from analysis.runs.table import Count, RunTable, read_runs
+from study.command_line import command
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan, make_plan, wall_seconds
@@ -28,6 +29,7 @@ from study.search import make_search
 from study.search.crossing_search import objective_of
 from study.search.sensitivity_runs import sensitivity_cells
 from study.spec.frontier import shapes
+from study.spec.recorded import difference_note, study_source
 from study.spec.search import CrossingSection, SensitivitySection
 from study.spec.study import StudySpec, load_spec
 from study.tracking.ledger import outcomes, revision, study_rows, versions, with_recorded
@@ -55,6 +57,7 @@ class StudyRuns(Runs):
 
     plan: Plan
     failed: dict[str, str]
+    results: Path
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Reading:
         count: how N is counted; `table` for a table only, a study counts 12·L·d².
         results: root of the results; for a spec or an experiment.
         uri: of the MLflow store, see `named_store`; for an experiment only.
+        verb: in the commands that messages propose.
     """
 
     runs: str | StudySpec | pd.DataFrame
@@ -82,6 +86,7 @@ class Reading:
     results: Path
     uri: str | None
     level: float
+    verb: str = "fit"
 
     @property
     def name(self) -> str:
@@ -104,7 +109,7 @@ class Reading:
         if isinstance(runs, str):
             if is_table(runs):
                 return None
-            runs = load_spec(runs, self.overrides)
+            runs = load_spec(runs, self.overrides, self.results)
         if isinstance(runs, pd.DataFrame):
             return None
         if self.count == "table":
@@ -124,7 +129,7 @@ class Reading:
     def source(self) -> Runs:
         """The run table, and for a spec what a report can add."""
         if spec := self.spec:
-            return study_runs(spec, self.results, self.name)
+            return study_runs(spec, self.results, self.verb, [self.name, *self.overrides])
         if self.overrides:
             raise SpecError(
                 f"{self.overrides[0]} changes a spec, but {self.name} is a run table; leave it out."
@@ -150,16 +155,31 @@ def _pairs(texts: Sequence[str], option: str, form: str) -> dict[str, str]:
     return pairs
 
 
-def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> StudyRuns:
-    """Return the run table of a study, and what a report can add; NoRowsError, which names `source`, without rows."""
+def study_runs(
+    spec: StudySpec, results: Path, verb: str = "fit", arguments: Sequence[str] | None = None
+) -> StudyRuns:
+    """Return the run table of a study, and what a report can add.
+
+    Raises:
+        NoRowsError: the study has no rows; proposes commands with `verb`, and with `arguments`, by default its name.
+    """
     plan = make_plan(spec, to_read=True)
     ledger = study_paths(spec, results.resolve()).ledger
-    rows = study_rows(plan, ledger.rows())
+    recorded = ledger.rows()
+    rows = study_rows(plan, recorded)
     if not rows:
+        words = arguments or [spec.name]
+        others = [row for row in recorded.values() if row.study == spec.name]
+        if others and (found := difference_note(spec, set(), results)):
+            raise NoRowsError(
+                f"none of the {counted(len(others), 'row')} of the study {spec.name!r} in {ledger.name} is of this "
+                f"spec: {found[0]}. As it was run: `{command(verb, found[1], results=results)}`."
+            )
+        elsewhere = command(verb, f"mlflow:{spec.experiment}", "--uri", "URI")
         raise NoRowsError(
-            f"the study {spec.name!r} has no rows in {ledger.name} yet; run it with `interplay run "
-            f"{source or spec.name}`, or read one that was run elsewhere from its tracking server: "
-            f"mlflow:{spec.experiment} with --uri URI."
+            f"the study {spec.name!r} has no rows in {ledger.name} yet; run it with "
+            f"`{command('run', *words, results=results)}`, or read one that was run elsewhere from its tracking "
+            f"server: `{elsewhere}`."
         )
     table, ended = run_table(plan, rows), ""
     # The end of this search follows from the rows.
@@ -177,7 +197,7 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> Stu
         for planned in with_recorded(plan, rows).pool
         if (row := rows.get(planned.cell.key)) and row.status == "failed"
     }
-    return StudyRuns(spec.name, table, known, plan, failed)
+    return StudyRuns(spec.name, table, known, plan, failed, results)
 
 
 def named_store(uri: str | None, results: Path) -> str:
@@ -194,8 +214,8 @@ def existing(uri: str) -> str:
     file = sqlite_file(uri)
     if file is not None and not file.is_file():
         raise SpecError(
-            f"there is no MLflow store in {file.parent} ({file.name}); run a study first, such as `interplay run "
-            "quickstart`, or name the store with --results DIR or --uri URI."
+            f"there is no MLflow store in {file.parent} ({file.name}); run a study first, such as "
+            f"`{command('run', 'quickstart')}`, or name the store with --results DIR or --uri URI."
         )
     if problem := server_problem(uri):
         raise SpecError(f"{problem}; start it, or name another with --uri.")
@@ -219,7 +239,7 @@ def answer(
     """
     from analysis.report.study_page import write_report
 
-    result = study_fit(plan, runs)
+    result = study_fit(plan, runs, where.results)
     known = {**report_facts(spec, plan, runs, ended), "curves": curves, "measures": measures}
     return result, write_report(runs, result, where.folder, title=spec.name, **known)
 
@@ -260,25 +280,32 @@ def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dic
 def fit_source(source: Runs, *, level: float, tokens: float | None) -> Fit:
     """Fit a run table; of a study, with the check of its learning rate and the cost of what is missing."""
     if isinstance(source, StudyRuns):
-        return study_fit(source.plan, source.table, level=level, tokens=tokens)
+        return study_fit(source.plan, source.table, source.results, level=level, tokens=tokens)
     return fit(source.table, level=level, tokens=tokens)
 
 
-def study_fit(plan: Plan, table: RunTable, **options: Any) -> Fit:
-    """Fit the run table of a study, and plan the missing part of the check; `options` are those of `study_of`."""
+def study_fit(plan: Plan, table: RunTable, results: Path, **options: Any) -> Fit:
+    """Fit the run table of a study in `results`, and plan what is missing; `options` are those of `study_of`."""
     study = study_of(table, **options)
     found = fit_of(study)
-    following = found.next_depth and _planned_depth(plan, found.next_depth)
-    return replace(found, learning_rate=planned_check(plan, study), next_depth=following)
+    following = found.next_depth and _planned_depth(plan, results, found.next_depth)
+    return replace(found, learning_rate=planned_check(plan, results, study), next_depth=following)
 
 
-def _planned_depth(plan: Plan, following: NextDepth) -> NextDepth:
-    """The next depth with the override that adds it, and the cells and FLOPs that this adds if they can be planned."""
+def _run_with(plan: Plan, results: Path, *overrides: str) -> str:
+    """The command that adds something to a study."""
+    return command("run", study_source(plan.planner.spec, results), *overrides, results=results)
+
+
+def _planned_depth(plan: Plan, results: Path, following: NextDepth) -> NextDepth:
+    """The next depth with the command that adds it, and the cells and FLOPs that this adds if they can be planned."""
     spec = plan.planner.spec
     if not spec.frontier.depths:
         return following
     depths = sorted({*spec.frontier.depths, following.depth})
-    following = replace(following, how=f"frontier.depths=[{','.join(map(str, depths))}]")
+    following = replace(
+        following, how=_run_with(plan, results, f"frontier.depths=[{','.join(map(str, depths))}]")
+    )
     found = shapes(spec.frontier.model_copy(update={"depths": depths}))
     more = [one for one in found if one.shape.depth == following.depth]
     try:
@@ -290,8 +317,8 @@ def _planned_depth(plan: Plan, following: NextDepth) -> NextDepth:
     return replace(following, runs=len(cells), flops=math.fsum(cell.flops for cell in cells))
 
 
-def planned_check(plan: Plan, study: Study) -> RateCheck | None:
-    """The check with the cells, FLOPs and seconds of its missing part by the plan, and the override that adds it.
+def planned_check(plan: Plan, results: Path, study: Study) -> RateCheck | None:
+    """The check with the cells, FLOPs and seconds of its missing part by the plan, and the command that adds it.
 
     None if no pair of depths can be compared.
     """
@@ -306,7 +333,7 @@ def planned_check(plan: Plan, study: Study) -> RateCheck | None:
     return replace(
         check,
         runs=len(cells),
-        how=f"add it with `{' '.join(sets)}`",
+        how=f"add it with `{_run_with(plan, results, *sets)}`",
         flops=math.fsum(cell.flops for cell in cells),
         seconds=wall_seconds([(cell.seconds, cell.layout.ranks) for cell in cells], plan.slots),
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import math
 import os
 import shlex
 import shutil
@@ -12,10 +13,13 @@ from typing import Any
 
 from rich.text import Text
 
+from study.command_line import command
 from study.errors import SpecError
+from study.plan.plan import make_plan
 from study.spec.study import load_spec
-from study.tracking.study_paths import SPEC, StudyPaths, study_paths_of
-from trainables.errors import InputError
+from study.spec.yaml_file import SPEC
+from study.tracking.study_paths import StudyPaths, study_paths_of
+from trainables.errors import InputError, near_misses, some
 from trainables.model.family import family
 from trainables.record import RECORD, Record, RecordError, damage, read_record, refuse_filled
 from trainables.storage.storage import open_storage, reason
@@ -46,7 +50,9 @@ One cell of a study of depth against width, trained by Interplay.
 """
 
 #: Candidates that an error lists at most.
-LISTED = 8
+LISTED = 40
+#: The name of the cell of the lowest loss at the largest size.
+BEST = "best"
 #: Fewest digits that abbreviate a key; fewer are taken for a typing error.
 SHORTEST = 4
 
@@ -67,22 +73,27 @@ class Kept:
 
     def __str__(self) -> str:
         if self.record is None:
-            return f"{self.folder.name} (of {self.study.name}, its record cannot be read)"
-        return f"{self.folder.name} ({self.name} of {self.study.name}, loss {self.record.loss:.4f})"
+            return f"{self.folder.name} (its record cannot be read)"
+        return f"{self.name} (loss {self.record.loss:.4f})"
 
 
-def export_cell(study: str, cell: str, out: Path, results: Path) -> dict[str, Any]:
+def export_cell(study: str, cell: str | None, out: Path | None, results: Path) -> dict[str, Any]:
     """Copy the weights of a cell of a study (see `find`) to an empty or new folder; return the document of `--json`.
 
     An existing folder is filled, not replaced, because it may be a mount or a shell's working directory. On an error
     what was copied is removed.
 
     Raises:
-        SpecError: no cell, or several, match `cell`, or its weights were not kept.
+        SpecError: `cell` or `out` is missing, none or several cells match, or the weights were not kept.
         InputError: `out` holds files, or the kept folder is damaged.
     """
-    refuse_filled(out, "--out")
-    kept = find(study, cell, results.resolve())
+    if out is not None:
+        refuse_filled(out, "--out")
+    kept = find(study, cell, results.resolve(), out)
+    if out is None:
+        name = f"{kept.study.name}-{kept.name}"
+        again = command("export", study, cell or kept.name, "--out", name, results=results)
+        raise SpecError(f"Name the folder of the model: `{again}`.")
     record = kept.record
     assert record is not None
     # `out` may be a link, also one whose target does not exist yet.
@@ -123,30 +134,43 @@ def export_text(written: dict[str, Any]) -> Text:
     return Text.assemble(text, "\n\n", ("\n".join(written["python"]), "bold"))
 
 
-def find(study: str, cell: str, results: Path) -> Kept:
-    """Return the kept weights of a cell by its key, its first digits, or its name such as L2-d16-s0.
+def find(study: str, cell: str | None, results: Path, out: Path | None = None) -> Kept:
+    """Return the kept weights of a cell by its key, its first digits, its name such as L2-d16-s0, or as `best`.
 
-    `study` is a name in the results folder, a preset or a YAML file.
+    `study` is a name in the results folder, a preset or a YAML file. `out` is of the commands that errors propose.
 
     Raises:
         InputError: the weights are damaged. Unreadable records of other cells are ignored.
         SpecError: none or several cells match; lists the candidates, or why there are no weights.
     """
-    name = study if (results / study / SPEC).is_file() else load_spec(study).name
+    # A spec that cannot be read any more has weights all the same.
+    name = study if (results / study / SPEC).is_file() else load_spec(study, (), results).name
     paths = study_paths_of(results / name)
     kept = _all_kept(paths)
-    found = [one for one in kept if _is_asked(cell, one.folder.name, one.name)]
     where = f"study {name!r} in {results}"
+
+    def again(other: str) -> str:
+        return command("export", study, other, "--out", str(out or f"{name}-{other}"), results=results)
+
+    if cell is None and kept:
+        raise SpecError(f"Name a cell of the {where}: {BEST}, {_list(kept)}. For example: `{again(BEST)}`.")
+    if cell == BEST and (best := _best(paths, kept)):
+        found = [best]
+    else:
+        found = [one for one in kept if cell and _is_asked(cell, one.folder.name, one.name)]
     if len(found) > 1:
+        keys = ", ".join(f"{one.folder.name} ({one.name})" for one in found[:LISTED])
         raise SpecError(
-            f"{len(found)} cells of the {where} match {cell!r}: {_list(found)}. Give the key or its first digits."
+            f"{len(found)} cells of the {where} match {cell!r}: {keys}. Give the key or its first digits."
         )
     if not found:
+        names = [one.name for one in kept if one.name]
+        near = cell and ([one for one in names if one.startswith(cell)] or near_misses(cell, names))
+        meant = f"; did you mean `{again(near[0])}`?" if near else "."
         raise SpecError(
-            _why_not_kept(cell, paths)
-            or f"the {where} has no weights of a cell {cell!r}. It has weights of {_list(kept) or 'no cell'}; cells in "
-            "training have none. `interplay status SPEC --json` lists the keys of a study's cells; --results DIR names "
-            "another folder."
+            (cell and _why_not_kept(cell, paths))
+            or f"the {where} has no weights of a cell {cell!r}{meant} It has weights of {_list(kept) or 'no cell'}; "
+            f"cells in training have none. `{command('status', study, '--json', results=results)}` lists all cells."
         )
     (one,) = found
     if problem := _problem(one):
@@ -157,13 +181,28 @@ def find(study: str, cell: str, results: Path) -> Kept:
     return one
 
 
+def _best(paths: StudyPaths, kept: Sequence[Kept]) -> Kept | None:
+    """The cell of the lowest loss among those of the largest size that have weights."""
+    plan = make_plan(load_spec(str(paths.folder / SPEC)), to_read=True)
+    budgets = {planned.cell.key: planned.budget for planned in plan.pool}
+    sized = [(budgets[one.folder.name], one) for one in kept if one.record and one.folder.name in budgets]
+    largest = max((budget for budget, _ in sized), default=None)
+    return min(
+        (one for budget, one in sized if budget == largest),
+        key=lambda one: one.record.loss if one.record else math.inf,
+        default=None,
+    )
+
+
 def _is_asked(cell: str, key: str, name: str) -> bool:
     return cell in (key, name) or (len(cell) >= SHORTEST and key.startswith(cell))
 
 
 def _list(kept: Sequence[Kept]) -> str:
-    more = f" and {len(kept) - LISTED} more" if len(kept) > LISTED else ""
-    return "; ".join(map(str, kept[:LISTED])) + more
+    def place(one: Kept) -> tuple[bool, int, str]:
+        return one.record is None, one.record.params if one.record else 0, str(one)
+
+    return some([str(one) for one in sorted(kept, key=place)], LISTED)
 
 
 def _all_kept(study: StudyPaths) -> list[Kept]:
@@ -230,9 +269,9 @@ def _why_not_kept(cell: str, study: StudyPaths) -> str | None:
 
 def _train_again(study: StudyPaths, key: str) -> str:
     """Return how to make lost weights again; `interplay run` skips cells that have their row."""
-    spec, data = shlex.quote(str(study.folder / SPEC)), shlex.quote(str(study.data))
+    plan, data = command("plan", str(study.folder / SPEC), "--cell", key), shlex.quote(str(study.data))
     return (
-        f"Train it again by hand: `interplay plan {spec} --cell {key} > cell.json`, then "
+        f"Train it again by hand: `{plan} > cell.json`, then "
         f"`python -m trainables cell.json --data {data} --weights DIR`; DIR is then the model."
     )
 

@@ -13,11 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.files import to_json
+from study.command_line import command
 from study.errors import SpecError
 from study.plan import Plan, PlannedCell, make_plan
+from study.spec.recorded import study_source
 from study.spec.study import StudySpec, load_spec, members
+from study.spec.yaml_file import SPEC
 from study.tracking.ledger import Row, study_rows, with_recorded
-from study.tracking.study_paths import SPEC, StudyPaths, study_paths
+from study.tracking.study_paths import StudyPaths, study_paths
 
 if TYPE_CHECKING:
     # A status without a fit loads no numerical library.
@@ -90,17 +93,18 @@ def status(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableTy
 def status_of_all(results: Path) -> tuple[list[dict[str, Any]], RenderableType]:
     """The counts of every study of a results folder as a JSON document, and one line each for a terminal."""
     found: list[dict[str, Any]] = []
-    table = _table("study", "process")
+    table, problems = _table("study", "process"), []
     for file in sorted(results.glob(f"*/{SPEC}")):
         try:
             state = study_status(load_spec(str(file)), results)
         except SpecError as error:
             found.append({"study": file.parent.name, "problem": str(error)})
-            table.add_row(file.parent.name, "its spec cannot be read")
+            table.add_row(file.parent.name, "unread")
+            problems.append(Text(str(error), style="yellow"))
             continue
         found.append({"study": state.plan.name, "driver": state.driver, "counts": state.counts})
         table.add_row(state.plan.name, *_numbers(state.states.values()), str(state.driver or "-"))
-    return found, table if found else Text(f"There is no study in {results} yet.")
+    return found, Group(table, *problems) if found else Text(f"There is no study in {results} yet.")
 
 
 def status_json(state: StudyStatus) -> dict[str, Any]:
@@ -154,7 +158,10 @@ def status_table(state: StudyStatus) -> RenderableType:
         lines.append(Text(learning_rate.sentence))
     if state.rows and (not answer or state.counts["running"] or state.counts["missing"]):
         last = "This is the answer of the last finished run. " if answer else ""
-        lines.append(Text(f"{last}`interplay fit` fits the rows so far.", style="dim"))
+        fit = command(
+            "fit", study_source(state.plan.planner.spec, state.paths.results), results=state.paths.results
+        )
+        lines.append(Text(f"{last}`{fit}` fits the rows so far.", style="dim"))
     driver = f"run by process {state.driver}" if state.driver else "not running"
     return Group(Text(f"{state.plan.name}: {driver}"), table, *lines)
 

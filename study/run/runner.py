@@ -28,6 +28,7 @@ from study.search import Source, make_search
 from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
 from study.search.source import DATABASE
 from study.spec.study import StudySpec
+from study.spec.yaml_file import SPEC
 from study.tracking.ledger import (
     Row,
     outcomes,
@@ -38,7 +39,7 @@ from study.tracking.ledger import (
     with_recorded,
 )
 from study.tracking.mlflow_mirror import make_mirror, progress
-from study.tracking.study_paths import SPEC, StudyPaths, check_owner, study_paths
+from study.tracking.study_paths import StudyPaths, check_owner, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table, study_of_rows
 from study.workers import machines
 from study.workers.launch_failures import report_launch_failures

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from study.command_line import command
 from study.errors import SpecError
 from study.spec import yaml_file
 from study.spec.devices import DEVICES
@@ -198,8 +199,11 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", text)
 
 
-def load_spec(source: str, overrides: Sequence[str] = ()) -> StudySpec:
-    """Read a preset (`quickstart`) or a YAML file, apply overrides (`training.seeds=5`), and check the result.
+def load_spec(source: str, overrides: Sequence[str] = (), results: Path | None = None) -> StudySpec:
+    """Read a preset (`quickstart`), a YAML file or a study, apply overrides (`training.seeds=5`), and check the result.
+
+    A study is named by its folder, or by its name if `results`, the root of the results, is given. Its spec has the
+    overrides with which it was run. `yaml_file.find` has the order.
 
     Values of overrides are YAML. An override removes what it excludes: `data.path` on a preset whose data has no path
     turns the data into `files` and keeps tokenizer and limits; a new `data.kind`, `training.lr.rule` or
@@ -213,13 +217,31 @@ def load_spec(source: str, overrides: Sequence[str] = ()) -> StudySpec:
     Raises:
         SpecError: lists up to five mistakes at once.
     """
-    origin, raw = yaml_file.read(source)
-    if source not in yaml_file.preset_names():
-        raw.setdefault("name", _slug(Path(source).stem))
-        yaml_file.resolve_relative_paths(raw, Path(source).resolve().parent)
+    try:
+        path = yaml_file.find(source, results)
+    except OSError as error:
+        raise SpecError(f"{shortened(source, 200)} cannot be read: {error.strerror}.") from error
+    origin, raw = yaml_file.read(source, path, results)
+    if path.parent != yaml_file.PRESETS:
+        raw.setdefault("name", _slug(path.stem))
+        yaml_file.resolve_relative_paths(raw, path.resolve().parent)
     changed = yaml_file.override(raw, overrides)
     yaml_file.resolve_relative_paths(changed, Path.cwd())
-    return parse_spec(changed, origin)
+    try:
+        return parse_spec(changed, origin)
+    except SpecError as error:
+        if overrides or path.name not in (yaml_file.SPEC, yaml_file.SERIES):
+            raise
+        raise SpecError(f"{error} {_fix_of_recorded(path)}") from error
+
+
+def _fix_of_recorded(path: Path) -> str:
+    """What to do about the spec of a study's folder that this version cannot read."""
+    text = "Another version of Interplay has written it, or it was edited."
+    table = path.parent / "runs.csv"
+    if table.is_file():
+        text += f" To read its rows all the same: `{command('fit', str(table))}`."
+    return f"{text} To go on with the study, correct the file as said; finished cells are kept."
 
 
 def parse_spec(raw: Mapping[str, Any], origin: str = "the spec") -> StudySpec:

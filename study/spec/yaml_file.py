@@ -20,6 +20,8 @@ from trainables.data.kind import KINDS
 from trainables.errors import did_you_mean, shortened
 
 PRESETS = Path(__file__).parent.parent / "presets"
+#: The spec of a study in its folder, and that of a series in the folder of its page.
+SPEC, SERIES = "spec.yaml", "series.yaml"
 #: The longest spec that makes sense is a table of 10,000 learning rates.
 MOST_BYTES = 2_000_000
 #: Levels of a key in an override.
@@ -84,18 +86,35 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def read(source: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of a preset or YAML file as used in errors, and its content as nested mappings.
+def find(source: str, results: Path | None = None) -> Path:
+    """Return the file of a spec: a preset, a file, the folder of a study, a study in `results`, or SOURCE.yaml.
+
+    The first of these that exists; the path `source` itself if none does.
+    """
+    if source in preset_names():
+        return PRESETS / f"{source}.yaml"
+    path = Path(source)
+    found = [path, path / SPEC, path / SERIES]
+    # Names only: `..` and paths would leave the folder.
+    if results is not None and path.name == source:
+        found += [results / source / SPEC, results / source / SERIES]
+    if path.name not in ("", ".."):
+        found += [path.with_name(f"{path.name}{ending}") for ending in (".yaml", ".yml")]
+    return next((file for file in found if file.is_file()), path)
+
+
+def read(source: str, path: Path, results: Path | None = None) -> tuple[str, dict[str, Any]]:
+    """Return the name of a spec as used in errors, and the content of its file as nested mappings.
 
     Raises:
-        SpecError: there is no such preset or file, or it cannot be read as a mapping.
+        SpecError: there is no such preset, study or file, or it cannot be read as a mapping.
     """
-    origin, path = shortened(source, 200), Path(source)
-    if source in preset_names():
-        origin, path = f"preset {source}", PRESETS / f"{source}.yaml"
+    origin = shortened(source if str(path) == source else str(path), 200)
+    if path.parent == PRESETS:
+        origin = f"preset {path.stem}"
     try:
         if not path.is_file():
-            raise SpecError(_no_such_spec(origin, path))
+            raise SpecError(_no_such_spec(origin, path, results))
         if path.stat().st_size > MOST_BYTES:
             raise SpecError(f"{origin} has more than {MOST_BYTES:,} bytes, so it is no spec.")
         value = load_yaml(path.read_text(encoding="utf-8"))
@@ -115,16 +134,22 @@ def read(source: str) -> tuple[str, dict[str, Any]]:
     return origin, value
 
 
-def _no_such_spec(source: str, path: Path) -> str:
+def _no_such_spec(source: str, path: Path, results: Path | None) -> str:
     names = preset_names()
     beside = map(str, path.parent.glob("*.y*ml") if path.parent.is_dir() else ())
-    hint = did_you_mean(source, [*names, *beside]) or "."
-    text = f"There is no preset and no file named {source}{hint}"
+    studies = sorted(
+        {file.parent.name for name in (SPEC, SERIES) for file in (results or path).glob(f"*/{name}")}
+    )
+    hint = did_you_mean(source, [*names, *beside, *studies]) or "."
+    text = f"There is no preset, no file and no study in {results} named {source}{hint}"
+    if results is None:
+        text = f"There is no preset and no file named {source}{hint}"
     if path.is_dir():
-        text = f"{source} is a folder; name the YAML file in it, or a preset."
+        text = f"{source} is a folder without the spec of a study; name a YAML file, or a preset."
     elif path.suffix in {".yaml", ".yml"} or len(path.parts) > 1:
         text = f"There is no file {source}{hint} Give the path of a YAML file, or a preset."
-    return f"{text} Presets: {', '.join(names)}."
+    there = f" Studies in {results}: {', '.join(studies)}." if results and studies else ""
+    return f"{text} Presets: {', '.join(names)}.{there}"
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

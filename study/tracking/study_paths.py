@@ -22,6 +22,7 @@ from study.plan import Plan
 from study.spec.resources import ResourcesSection
 from study.spec.section import from_environment
 from study.spec.study import StudySpec, load_spec, studies
+from study.spec.yaml_file import SERIES, SPEC
 from study.tracking.ledger import Ledger, Row, UnfinishedCells, study_rows
 from trainables.storage.storage import located, under
 
@@ -31,12 +32,8 @@ if TYPE_CHECKING:
 
 #: The file in a study's folder that names its storage, if that is not the results folder.
 STORAGE = "storage"
-#: The spec of a series in the folder of its page; a study has `spec.yaml`.
-SERIES = "series.yaml"
 #: Seconds within which two processes of one id started if they are the same.
 SAME_START_SECONDS = 10.0
-#: The spec of a study in its folder.
-SPEC = "spec.yaml"
 
 
 @dataclass(frozen=True)

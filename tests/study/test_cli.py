@@ -482,7 +482,7 @@ def test_results_that_are_a_file_are_refused(command, tmp_path, place):
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch):
-    def missing(*_):
+    def missing(**_):
         raise FileNotFoundError(2, "No such file", str(Path(cli.__file__).with_name("absent.py")))
 
     monkeypatch.setattr(cli, "app", missing)

@@ -82,9 +82,8 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
     begin, end = config.bos_token_id, config.eos_token_id = cell.data.boundaries
     config.use_cache = True
     config.dtype = torch.float32
-    generation = GenerationConfig(
-        bos_token_id=begin, eos_token_id=end, pad_token_id=end, max_length=recipe.context, use_cache=True
-    )
+    # No `max_length`: `generate(max_new_tokens=…)` would warn of both.
+    generation = GenerationConfig(bos_token_id=begin, eos_token_id=end, pad_token_id=end, use_cache=True)
     # Links are followed.
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,8 @@
 
 import io
 import json
-import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -93,8 +94,10 @@ def table_of(cells, best=1.0, harm=0.03):
 
 
 def added(check):
-    """The overrides that the sentence names."""
-    return re.findall(r"[\w.]+=[^\s`]+", check.sentence)
+    """The overrides of the command that the sentence names."""
+    program, verb, _, *overrides = shlex.split(check.sentence.split("`")[1])
+    assert (program, verb) == ("interplay", "run")
+    return overrides
 
 
 def keys(cells):
@@ -103,7 +106,7 @@ def keys(cells):
 
 def test_the_missing_check_takes_the_sensitivity_runs_of_the_plan():
     plan = make_plan(load_spec(SMALL))
-    check = planned_check(plan, study_of(table_of(plan.cells)))
+    check = planned_check(plan, Path("results"), study_of(table_of(plan.cells)))
     assert not check.checked
     spec = load_spec(SMALL, added(check))
     cells = sensitivity_cells(spec, make_plan(spec), study_of(table_of(plan.cells)))
@@ -111,8 +114,11 @@ def test_the_missing_check_takes_the_sensitivity_runs_of_the_plan():
     assert check.flops == pytest.approx(sum(planned.flops for planned in cells))
     assert check.seconds == pytest.approx(sum(planned.seconds for planned in cells) / plan.slots)
     # What was trained of it is not counted again; all of it is the check.
-    assert planned_check(plan, study_of(table_of([*plan.cells, *cells[:5]]))).runs == len(cells) - 5
-    done = planned_check(plan, study_of(table_of([*plan.cells, *cells])))
+    assert (
+        planned_check(plan, Path("results"), study_of(table_of([*plan.cells, *cells[:5]]))).runs
+        == len(cells) - 5
+    )
+    done = planned_check(plan, Path("results"), study_of(table_of([*plan.cells, *cells])))
     assert done.checked
     assert (done.runs, done.flops) == (0, None)
 
@@ -122,7 +128,7 @@ def test_a_best_rate_beyond_those_tried_asks_for_wider_ones():
     plan = make_plan(spec)
     cells = sensitivity_cells(spec, plan, study_of(table_of(plan.cells, best=4.0)))
     table = table_of([*plan.cells, *cells], best=4.0)
-    check = planned_check(plan, study_of(table))
+    check = planned_check(plan, Path("results"), study_of(table))
     assert not check.checked
     wider = load_spec(SMALL, added(check))
     assert wider.sensitivity.lr_factors == (0.25, 0.5, 2.0, 4.0)
@@ -144,7 +150,7 @@ def test_without_one_rate_or_a_crossing_it_takes_more_rates_of_all_shapes(name, 
     if len(plan.search.lr_factors) == 1:
         frame = table.frame.assign(loss=table.frame["loss"] - 0.9 * np.log2(table.frame["depth"]))
         table = RunTable.from_frame(frame.assign(loss=frame["loss"] + 2))
-    check = planned_check(plan, study_of(table))
+    check = planned_check(plan, Path("results"), study_of(table))
     more = make_plan(load_spec(name, [*overrides, *added(check)]))
     assert keys(plan.cells) < keys(more.cells)
     assert check.runs == len(more.cells) - len(plan.cells)
@@ -153,13 +159,13 @@ def test_without_one_rate_or_a_crossing_it_takes_more_rates_of_all_shapes(name, 
 
 def test_three_rates_in_the_grid_are_a_check():
     plan = make_plan(load_spec(SMALL, ["search.lr_factors=[0.5, 1, 2]"]))
-    assert planned_check(plan, study_of(table_of(plan.cells))).checked
+    assert planned_check(plan, Path("results"), study_of(table_of(plan.cells))).checked
 
 
 def test_fit_and_recommendation_state_the_check(tmp_path):
     plan = make_plan(load_spec(SMALL))
-    fit = study_fit(plan, table_of(plan.cells))
-    assert fit.learning_rate == planned_check(plan, study_of(table_of(plan.cells)))
+    fit = study_fit(plan, table_of(plan.cells), Path("results"))
+    assert fit.learning_rate == planned_check(plan, Path("results"), study_of(table_of(plan.cells)))
     write_json(tmp_path / "fit.json", fit.to_json())
     assert json.loads((tmp_path / "fit.json").read_text())["learning_rate"]["checked"] is False
     source, shapes = recommend(tmp_path / "fit.json", None, [2e4])
@@ -175,8 +181,10 @@ def test_the_next_depth_costs_what_its_option_adds_to_the_plan():
     frame = table_of(plan.cells).frame
     deepest = frame["depth"] == frame["depth"].max()
     better = RunTable.from_frame(frame.assign(loss=frame["loss"] - 0.3 * deepest))
-    following = study_fit(plan, better).next_depth
-    more = make_plan(load_spec(SMALL, [following.how]))
+    following = study_fit(plan, better, Path("results")).next_depth
+    program, verb, name, override = shlex.split(following.how)
+    assert (program, verb, name) == ("interplay", "run", "small")
+    more = make_plan(load_spec(SMALL, [override]))
     assert following.runs == len(more.cells) - len(plan.cells) > 0
     assert following.flops == pytest.approx(
         sum(p.flops for p in more.cells) - sum(p.flops for p in plan.cells)

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -91,6 +92,8 @@ def test_export_writes_a_folder_that_loads_with_the_two_lines_it_prints(command,
         *("README.md", "config.json", "generation_config.json", "interplay.json", "model.safetensors")
     }
     assert not list(study.results.parent.glob(".model*"))
+    generation = json.loads((study.results.parent / "model" / "generation_config.json").read_text())
+    assert "max_length" not in generation, "transformers warns of it at each generate(max_new_tokens=…)"
 
 
 def test_export_prints_one_json_document(command, study, tmp_path):
@@ -104,6 +107,12 @@ def test_export_prints_one_json_document(command, study, tmp_path):
     assert document["tokenizer"] is None
     assert document["revision"] == "abc123"
     assert sorted(document["files"]) == sorted(p.name for p in (tmp_path / "empty").iterdir())
+
+
+def test_the_best_cell_is_that_of_the_lowest_loss_at_the_largest_size(study):
+    largest = max(planned.budget for planned in study.plan.cells)
+    sized = [planned.cell.key for planned in study.plan.cells if planned.budget == largest]
+    assert find("symbols", "best", study.results).record.key == min(sized, key=study.kept.get)
 
 
 @pytest.mark.parametrize("given", [".", "link", "dangling"])
@@ -201,10 +210,18 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(command, study, tmp_
         return " ".join(err.split())
 
     assert "has no weights of a cell 'L9-d9-s9'" in (error := refused("symbols", "L9-d9-s9", "--out", "new"))
-    assert study.cell(0).key in error
+    assert f"{study.cell(0).name} (loss " in error
     assert "has no weights of a cell '0'" in refused("symbols", "0", "--out", "new")
     assert "weights of no cell" in refused("quickstart", "abc", "--out", "new", "--results", "elsewhere")
     assert "holds files already" in refused("symbols", study.cell(0).key, "--out", "results")
+    # What can be exported is listed, and the nearest name is proposed as a whole command.
+    listed = refused("symbols")
+    assert all(one.cell.name in listed for one in study.plan.cells)
+    assert shlex.split(listed.split("`")[1])[:4] == ["interplay", "export", "symbols", "best"]
+    near = shlex.split(refused("symbols", "L2-d16", "--out", "new").split("`")[1])
+    assert near == ["interplay", "export", "symbols", "L2-d16-s0", "--out", "new"]
+    unnamed = shlex.split(refused("symbols", "L2-d16-s1").split("`")[1])
+    assert unnamed == ["interplay", "export", "symbols", "L2-d16-s1", "--out", "symbols-L2-d16-s1"]
     (tmp_path / "file").write_text("")
     assert "is a file" in refused("symbols", study.cell(0).key, "--out", "file")
     (study.where.models / study.cell(0).key / "interplay.json").write_text("{}")
@@ -276,8 +293,8 @@ def test_a_record_that_cannot_be_read_stands_in_nobody_elses_way(command, study,
         assert f"--cell {spoilt.key} > cell.json" in error
         assert "--weights DIR" in error
     error = refused("L9-d9-s9")
-    assert f"{spoilt.key} (of symbols, its record cannot be read)" in error
-    assert whole.key in error
+    assert f"{spoilt.key} (its record cannot be read)" in error
+    assert f"{whole.name} (loss " in error
 
     study.table()
     error = refused(spoilt.name)

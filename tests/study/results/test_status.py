@@ -4,6 +4,7 @@ import io
 import json
 import multiprocessing
 import os
+import shlex
 from unittest import mock
 
 import pytest
@@ -53,14 +54,15 @@ def test_a_searchs_status_lists_what_it_trained(tmp_path):
     assert len(document["cells"]) == 30
     assert document["flops"] == pytest.approx(sum(planned.flops for planned in state.cells))
     assert (document["answer"], document["learning_rate"]) == ([], None)
-    assert "`interplay fit` fits the rows so far" in text(state)
+    proposed = shlex.split(text(state).split("`")[-2])
+    assert proposed == ["interplay", "fit", "small", "--results", str(tmp_path)]
 
 
 def test_a_grids_status_lists_what_is_missing_and_has_the_answer_of_the_last_fit(tmp_path):
     half = {"cells": lambda plan: [p for p in plan.cells if p.cell.seed < 2]}
     state = write(tmp_path, "search.sampler=grid", **half)
     assert status_json(state)["counts"] == {"done": 30, "missing": 15}
-    fitted = study_fit(state.plan, run_table(state.plan, state.rows))
+    fitted = study_fit(state.plan, run_table(state.plan, state.rows), tmp_path)
     state.paths.folder.mkdir(exist_ok=True)
     (state.paths.folder / "fit.json").write_text(json.dumps(fitted.to_json()))
     state = write(tmp_path, "search.sampler=grid", **half)
@@ -87,7 +89,9 @@ def test_without_a_spec_the_status_lists_all_studies_of_the_folder(command, tmp_
     assert small == {"study": "small", "driver": None, "counts": {"done": 3, "missing": 42}}
     assert broken["study"] == "broken"
     assert broken["problem"]
-    assert len(command("status")[1].strip().splitlines()) == 3
+    lines = command("status")[1].strip().splitlines()
+    assert len(lines) == 4
+    assert "broken/spec.yaml" in lines[-1]
     assert command("status", "training.seeds=5")[0] == 2
 
 

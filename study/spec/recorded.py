@@ -1,0 +1,116 @@
+"""The spec with which a study was run, as its results folder has it, compared with one that was given."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from study.command_line import relative
+from study.errors import SpecError
+from study.spec.study import StudySpec, load_spec
+from study.spec.yaml_file import SERIES, SPEC, find
+from trainables.errors import shortened
+
+#: Keys that change neither the cells of a study nor which of them are trained.
+NOT_COMPARED = ("name", "description", "claim", "diagnostics", "resources", "tracking")
+#: Most differences that a message lists.
+MOST_LISTED = 4
+
+
+def recorded_file(name: str, results: Path) -> Path | None:
+    """Return the spec in the folder of a study or series; None if it has not been run."""
+    return next((file for kind in (SPEC, SERIES) if (file := results / name / kind).is_file()), None)
+
+
+def recorded_source(file: Path, results: Path) -> str:
+    """Return how a command names the study of a results folder: by its name, or by its path if that is another spec."""
+    name = file.parent.name
+    if find(name, results) == file:
+        return name
+    try:
+        is_same = load_spec(name).model_dump() == load_spec(str(file)).model_dump()
+    except SpecError:
+        is_same = False
+    return name if is_same else str(relative(file.parent))
+
+
+def study_source(spec: StudySpec, results: Path) -> str:
+    """Return how a command names a study, with the overrides with which it was run."""
+    file = recorded_file(spec.name, results)
+    return spec.name if file is None else recorded_source(file, results)
+
+
+def differences(spec: StudySpec, other: StudySpec) -> dict[str, tuple[str, str]]:
+    """Return the keys that change cells and in which two specs differ, with both values; `-` for none."""
+    here, there = _values(spec), _values(other)
+    keys = [key for key in {**here, **there} if here.get(key, "-") != there.get(key, "-")]
+    # The kind of the data has its own keys: the kind and the path tell them apart.
+    if "data.kind" in keys:
+        keys = [key for key in keys if not key.startswith("data.") or key in ("data.kind", "data.path")]
+    return {key: (here.get(key, "-"), there.get(key, "-")) for key in keys}
+
+
+def _values(spec: StudySpec) -> dict[str, str]:
+    raw = {key: value for key, value in spec.model_dump(mode="json").items() if key not in NOT_COMPARED}
+    raw["training"]["precision"] = spec.precision
+    return _flat(raw)
+
+
+def _flat(value: Any, key: str = "") -> dict[str, str]:
+    if isinstance(value, Mapping) and value:
+        return {
+            path: text
+            for name, part in value.items()
+            for path, text in _flat(part, f"{key}.{name}" if key else str(name)).items()
+        }
+    if value is None:
+        return {}
+    return {key: value if isinstance(value, str) else json.dumps(value)}
+
+
+def differences_text(found: Mapping[str, tuple[str, str]]) -> str:
+    """Return differences as `key: here / there; …`."""
+    listed = [f"{key}: {shortened(one)} / {shortened(two)}" for key, (one, two) in found.items()]
+    more = [f"and {len(listed) - MOST_LISTED} more"] if len(listed) > MOST_LISTED else []
+    return "; ".join([*listed[:MOST_LISTED], *more])
+
+
+def difference_note(spec: StudySpec, given: set[str], results: Path) -> tuple[str, str] | None:
+    """Return how a study that was run under the name of `spec` differs, in words, and how a command names it.
+
+    None if nothing was run under this name, or nothing differs but the keys in `given`, those of overrides.
+    """
+    file = recorded_file(spec.name, results)
+    if file is None:
+        return None
+    source = recorded_source(file, results)
+    try:
+        found = differences(spec, load_spec(str(file)))
+    except SpecError:
+        return f"the spec in {file} is of another version and was not compared", source
+    found = {
+        key: both for key, both in found.items() if not any(f"{key}.".startswith(f"{one}.") for one in given)
+    }
+    if not found:
+        return None
+    return (
+        f"the study in {file.parent} was run with other values (here / there): {differences_text(found)}",
+        source,
+    )
+
+
+def file_note(
+    source: str, overrides: Sequence[str], spec: StudySpec, results: Path
+) -> tuple[str, str] | None:
+    """Return how SOURCE.yaml differs from the study SOURCE that was read instead, and the name of that file."""
+    file = next((one for end in (".yaml", ".yml") if (one := Path(f"{source}{end}")).is_file()), None)
+    if file is None or find(source, results).name not in (SPEC, SERIES):
+        return None
+    found = differences(spec, load_spec(str(file), overrides))
+    if not found:
+        return None
+    values = differences_text(found)
+    return (
+        f"{source} is the study in {results / source}; {file} has other values (study / file): {values}",
+        str(file),
+    )

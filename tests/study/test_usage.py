@@ -9,7 +9,6 @@ import interplay
 from study import cli
 from study.spec.study import load_spec, members
 
-
 VARY = "vary={training.steps: [300, 400]}"
 
 

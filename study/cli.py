@@ -18,7 +18,7 @@ from analysis.files import to_json
 from analysis.law.near_optimal import WITHIN
 from study.cluster.cli import app as cluster_app
 from study.command_line import command
-from study.commands.output import show
+from study.commands.output import show, working
 from study.commands.theory import app as theory_app
 from study.errors import ArgumentsNeededError
 from study.usage import Verbs, usage_text
@@ -227,7 +227,8 @@ def presets(as_json: JsonOption = False) -> None:
     """List the built-in studies: question, cost and recorded result."""
     from study.commands.plan import catalogue, catalogue_view
 
-    records = catalogue()
+    with working("planning"):
+        records = catalogue()
     show(records, catalogue_view(records), as_json=as_json)
 
 

@@ -63,6 +63,8 @@ _LOOP_KEY = re.compile(
     r"recurrent_(depth|steps|iterations|block)|(^|_)loops?_|(num|n|layers?|blocks?)_repeats?$|repeat_(layers|blocks)$|"
     r"_cycles$|^((cross_)?layers?|weight|parameter|block)s?_sharing$|^shared?_(all_)?(layers|blocks|weights)$"
 )
+#: Keys of the number of blocks that have weights of their own.
+_OWN_BLOCKS = re.compile(r"^num_hidden_groups$|(^|_)unique_(layers|blocks)$")
 #: Keys of layers that are left out.
 _SKIP_KEY = re.compile(
     r"^((layers?|blocks?|attn|attention|mlp|ffn)s?_(to_)?(skip(ped)?|no_?ops?|drop(ped)?|pruned|identity)|"
@@ -70,7 +72,7 @@ _SKIP_KEY = re.compile(
 )
 #: Keys that may mean that layers differ or are used more than once, and what has another meaning.
 _DOUBTFUL_KEY = re.compile(
-    r"_pattern$|layers?_(idxs?|index|indexes|indices)|sharing|(^|_)loop|recur|(block|layer)s?_types?$|no_?op"
+    r"_pattern$|layers?_(idxs?|ids|index|indexes|indices)|sharing|(^|_)loop|recur|(block|layer)s?_types?$|no_?op"
 )
 _HARMLESS_KEY = re.compile(
     r"sliding|window|swa|rope|local|sparsity|embed|token|mlp|vision|audio|image|hidden"
@@ -81,8 +83,9 @@ def refusal(values: _Values, family: str, depth: int | None) -> str | None:
     """Why the laws do not describe the model, as the end of a sentence that begins with its name; None if they do."""
     name = family.lower().replace("-", "_")
     groups = values.get("num_hidden_groups")
-    if type(groups) is int and depth is not None and 0 < groups < depth:
-        return _looped(f"num_hidden_groups = {groups}")
+    for key, value in values.items():
+        if _OWN_BLOCKS.search(key) and type(value) is int and depth is not None and 0 < value < depth:
+            return _looped(f"{key} = {value}")
     if _LOOPED.match(name) and not _is_count(groups):
         return _looped(f"model_type = {family}")
     for key, value in values.items():

@@ -58,17 +58,20 @@ class Sentence:
 
 
 @contextmanager
-def working(doing: str) -> Iterator[None]:
-    """Show on a terminal, on stderr, that something takes longer than a second."""
+def working(doing: str, after: float = 1) -> Iterator[None]:
+    """Show on a terminal, on stderr, what takes longer than `after` seconds."""
     status = Console(stderr=True).status(doing)
-    timer = threading.Timer(1, status.start)
+    if not status.console.is_terminal:
+        yield
+        return
+    timer = threading.Timer(after, status.start)
     timer.daemon = True
-    if status.console.is_terminal:
-        timer.start()
+    timer.start()
     try:
         yield
     finally:
         timer.cancel()
+        timer.join()  # or it could start what is stopped here
         status.stop()
 
 

@@ -167,9 +167,10 @@ def find(study: str, cell: str | None, results: Path, out: Path | None = None) -
         names = [one.name for one in kept if one.name]
         near = cell and ([one for one in names if one.startswith(cell)] or near_misses(cell, names))
         meant = f"; did you mean `{again(near[0])}`?" if near else "."
+        asked = f"a cell {cell!r}" if cell else "any cell"
         raise SpecError(
             (cell and _why_not_kept(cell, paths))
-            or f"the {where} has no weights of a cell {cell!r}{meant} It has weights of {_list(kept) or 'no cell'}; "
+            or f"the {where} has no weights of {asked}{meant} It has weights of {_list(kept) or 'no cell'}; "
             f"cells in training have none. `{command('status', study, '--json', results=results)}` lists all cells."
         )
     (one,) = found

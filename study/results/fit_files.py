@@ -4,7 +4,7 @@ from pathlib import Path
 
 from study.command_line import command
 from study.errors import SpecError
-from study.spec.recorded import recorded_file
+from study.spec.recorded import recorded_file, recorded_source
 
 FIT = "fit.json"
 
@@ -24,7 +24,7 @@ def fit_file(given: Path, results: Path) -> Path:
         if recorded is not None:
             if (file := recorded.parent / FIT).is_file():
                 return file
-            run = command("run", given.name, results=results)
+            run = command("run", recorded_source(recorded, results), results=results)
             raise SpecError(f"The study {given} in {results} has no fit yet; finish it with `{run}`.")
     # A fit is a .json file, as some run tables are.
     if is_table(str(given)) and given.suffix != ".json":

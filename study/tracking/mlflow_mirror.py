@@ -263,6 +263,8 @@ class MlflowStudy:
 
         with self._run_of(row, when(0)) as run:
             final = [_metric(name, value, end, 0) for name, value in final_metrics(row).items()]
+            if row.loss is not None and not row.evaluations:
+                final.append(_metric("loss", row.loss, end, last))
             self._log(run, row, when, final, row_tags(row))
             status = "FAILED" if row.status == "failed" else "FINISHED"
             self._experiment.client.set_terminated(run.id, status=status, end_time=end)

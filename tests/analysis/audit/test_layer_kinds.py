@@ -70,6 +70,7 @@ KINDS = {
         *({"model_type": "novel", key: 4} for key in ("total_ut_steps", "layer_repeats", "H_cycles")),
         {"model_type": "novel", "recursion": {"enable": True, "num_recursion": 3}},
         {"model_type": "novel", "num_hidden_groups": 4},
+        {"model_type": "novel", "num_unique_layers": 12},
         {"model_type": "novel", "share_layers": True},
     ],
     "without attention or without": [
@@ -147,6 +148,7 @@ def test_attention_of_a_window_and_switched_off_keys_are_judged_without_a_note(c
         ("layers_block_type", ["wavelet"] * 24),
         ("odd_layer_pattern", "AABA"),
         ("memory_layer_idx", [3, 9]),
+        ("memory_layer_ids", [3, 9]),
         ("key_sharing", True),
         ("loop_gate", 0.5),
     ],
@@ -154,9 +156,7 @@ def test_attention_of_a_window_and_switched_off_keys_are_judged_without_a_note(c
 def test_a_key_that_may_be_such_a_thing_is_noted_with_its_value(key, value):
     (note,) = model_config({**BASE, "model_type": "novel", key: value}, "here").notes
     assert key in note
-    assert (
-        sorted(set(value))[-1] if isinstance(value, list) and key != "memory_layer_idx" else str(value)
-    ) in note
+    assert (sorted(set(value))[-1] if isinstance(value, list) and "memory" not in key else str(value)) in note
     for usual in (None, False, [], 0):
         assert not model_config({**BASE, "model_type": "novel", key: usual}, "here").notes
 

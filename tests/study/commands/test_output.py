@@ -1,5 +1,6 @@
 import io
 import math
+import time
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,7 @@ from rich.console import Console
 from analysis.fit.document import fit
 from analysis.numbers import digits, short
 from analysis.runs.table import RunTable
-from study.commands.output import fit_table
+from study.commands.output import fit_table, working
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
@@ -63,3 +64,16 @@ def test_other_learning_rates_are_shown():
     line = next(line for line in below.splitlines() if line.startswith("1 → 2"))
     assert f"× {digits(math.exp(pair.shift.shift), 3)}" in line
     assert pair.reason.split()[0] in line
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_takes_long_is_shown_on_a_terminal(monkeypatch, capsys, is_terminal):
+    monkeypatch.setattr("rich.console.Console.is_terminal", is_terminal)
+    with working("fitting", after=60):
+        pass
+    assert "fitting" not in capsys.readouterr().err
+    with working("fitting", after=0):
+        time.sleep(0.2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert ("fitting" in err) == is_terminal

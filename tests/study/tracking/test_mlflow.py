@@ -127,6 +127,11 @@ def test_the_times_of_a_curve_end_with_its_row(uri, study):
     assert [(one.step, one.timestamp) for one in found] == [(10, 96_000), (20, 100_000)]
 
 
+def test_a_row_without_evaluations_has_its_loss(uri, study):
+    study.log_row(row(evaluations=()))
+    assert history(uri, "aaaa", "loss") == [(20, 0.5)]
+
+
 def test_the_readings_of_a_gpu_are_curves_of_the_system(uri, study):
     warm = [
         point(step).model_copy(update={"gpu": {"gpu_temperature_celsius": step + 50.0}}) for step in (10, 20)

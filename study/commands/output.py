@@ -39,11 +39,14 @@ def show(document: object, view: RenderableType, *, as_json: bool) -> None:
         return
     is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     console = Console(highlight=False, width=FILE_COLUMNS if is_file else None)
-    console.print(view, soft_wrap=isinstance(view, Text))
+    console.print(view, soft_wrap=isinstance(view, Text), crop=False)
 
 
 class Sentence:
-    """A sentence for the terminal, whose lines end neither in a blank nor between a number and its unit."""
+    """A sentence for the terminal, whose lines end neither in a blank, before a unit, nor inside a command.
+
+    A command that is longer than the line is not broken: a line break in it would be pasted with it.
+    """
 
     def __init__(self, text: str, style: str = "") -> None:
         """`style` is one of rich."""
@@ -52,9 +55,10 @@ class Sentence:
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
         """The lines for a console of this width."""
         joined = re.sub(r"(?<=\d) (?=%|[a-z×])|(?<=×) (?=\d)", _JOINED, self.text)
+        joined = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", _JOINED), joined)
         lines = textwrap.wrap(joined, options.max_width, break_on_hyphens=False, break_long_words=False)
         for line in lines or [""]:
-            yield Text(line.replace(_JOINED, " "), style=self.style)
+            yield Text(line.replace(_JOINED, " "), style=self.style, no_wrap=True, overflow="ignore")
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def run_one(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[s
         return None, False
     if summary.fit and summary.report:
         for line in answers(summary.fit):
-            console.print(Sentence(line))
+            console.print(Sentence(line), crop=False)
         say("Report: ", summary.report)
         if summary.copy:
             say("A copy of all results: ", summary.copy)

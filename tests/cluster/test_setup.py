@@ -56,6 +56,7 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_environment_that_has_all_is_taken_and_kept(machine):
     done = machine.setup(INTERPLAY_ENV=sys.prefix)
     assert done.returncode == 0, done.stderr
@@ -70,6 +71,7 @@ def test_an_environment_that_has_all_is_taken_and_kept(machine):
     assert (machine.home / ".bashrc").read_text().count("environment.sh;") == 1
 
 
+@pytest.mark.slow
 def test_the_python_of_the_path_is_taken_if_it_has_all(machine):
     done = machine.setup(PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
     assert done.returncode == 0, done.stderr
@@ -117,6 +119,7 @@ def test_an_environment_that_lacks_something_is_refused_by_its_name(machine, tmp
     assert not (machine.home / ".interplay-env.stamp").exists()
 
 
+@pytest.mark.slow
 def test_a_gpu_that_torch_cannot_use_is_said_at_once(machine, tmp_path):
     if shutil.which("nvidia-smi"):
         pytest.skip("this machine may have a GPU that torch can use")

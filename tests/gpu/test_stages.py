@@ -83,6 +83,7 @@ def test_memory_is_as_estimated_and_the_largest_micro_batch_fits(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_every_case_is_timed_against_both_rivals_and_the_first_again(tmp_path):
     rows = list(stages.throughput(SIZES, tmp_path))
     variants = [(row["what"], row["who"]) for row in rows]
@@ -120,6 +121,7 @@ def test_a_checkpoint_is_weighed_and_timed(tmp_path):
     assert row["saves"] >= 2
 
 
+@pytest.mark.slow
 def test_operations_of_a_layer_are_no_more_than_a_plain_loop_s(tmp_path):
     rows = rows_of("kernels", tmp_path)
     assert rows["ours, per layer"]["operations"] <= rows["plain torch, per layer"]["operations"] + 5

@@ -1,6 +1,7 @@
 """The command `interplay`: one function per verb. Heavy libraries are imported by the verbs that need them."""
 
 import errno
+import inspect
 import json
 import os
 import sys
@@ -510,6 +511,14 @@ def schema() -> None:
     from study.spec.schema import json_schema
 
     print(json.dumps(json_schema(), indent=1))
+
+
+# The list of verbs has whole first sentences; Click would cut them at 45 characters.
+for registered in app.registered_commands:
+    registered.short_help = (inspect.getdoc(registered.callback) or "").partition(".")[0] + "."
+for group in app.registered_groups:
+    if group.typer_instance:
+        group.short_help = str(group.typer_instance.info.help).partition(".")[0] + "."
 
 
 def _folder_is_missing(error: OSError) -> bool:

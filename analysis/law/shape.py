@@ -103,6 +103,7 @@ class Shape:
         extrapolated: L* lies outside the depths of the law, or N outside the sizes of the surface.
         band: interval of the laws of the study, beside a measured depth.
         transition: of `depth`, by a published law.
+        width_step: what the widths of the study are multiples of, if a study gave the shape and it is known.
         learning_rate: whether the study checked its learning rate, as one sentence.
     """
 
@@ -123,6 +124,7 @@ class Shape:
     near_optimal: NearOptimal | None = None
     transition: Transition | None = None
     learning_rate: str | None = None
+    width_step: int | None = None
 
     def __repr__(self) -> str:
         shape = "no depth" if self.depth is None else f"{layers(self.depth)} × {self.width} wide"
@@ -146,7 +148,7 @@ class Shape:
             return None
         # A least depth holds up to a width of 3^L.
         most = 3**self.depth if self.source == "theory" else math.inf
-        return buildable_width(width_of(self.params, self.depth), most=most)
+        return buildable_width(width_of(self.params, self.depth), self.width_step, most)
 
     @property
     def width_exact(self) -> float | None:

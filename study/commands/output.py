@@ -164,7 +164,9 @@ def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType
     level = next((shape.level for shape in shapes if shape.level is not None), None)
     theory = any(shape.source == "theory" for shape in shapes)
     columns: Columns = {Column("N"): lambda shape: short(shape.params)} | _shape_columns(level, theory=theory)
-    notes = [f"d* is a multiple of 64, or of 8 below 256; exact d* fills N at {'L' if theory else 'L*'}."]
+    step = next((shape.width_step for shape in shapes if shape.width_step), None)
+    multiple = f"{step}, as the widths of the study are" if step else "64, or of 8 below 256"
+    notes = [f"d* is a multiple of {multiple}; exact d* fills N at {'L' if theory else 'L*'}."]
     if theory:
         notes.append("A rule of thumb: it has no interval and no limit of size, and it is no best depth.")
     else:

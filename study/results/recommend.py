@@ -269,8 +269,11 @@ def shapes_by(named: NamedFit, params: Sequence[float], within: float = WITHIN) 
             f"{result.predict(params[0]).reason}.{inside} Use --law levine2020 or liu2026 for a published law, or add "
             "depths, budgets or seeds to the study."
         )
+    step = next((best.width_step for best in result.best), None)
     return [
-        shape or replace(result.predict(value), source="none", law="", depth_exact=None)
+        replace(
+            shape or replace(result.predict(value), source="none", law="", depth_exact=None), width_step=step
+        )
         for value, shape in zip(params, found, strict=True)
     ]
 

@@ -24,6 +24,8 @@ from analysis.runs.columns import (
     TABLE_PARAMS,
     TEXT,
     WHOLE,
+    numeric,
+    refuse_repeated,
     rename,
     require,
 )
@@ -125,7 +127,9 @@ class RunTable:
         """
         if count not in get_args(Count):
             raise InputError(f"The count is {count!r}; it must be one of {', '.join(get_args(Count))}.")
-        frame = _plain(frame.rename(columns=str))
+        frame = frame.rename(columns=str)
+        refuse_repeated(frame, source)
+        frame = _plain(frame)
         given = dict(columns or {})
         unit = next((unit for name, unit in UNITS.items() if name in given), None)
         if unit is not None:
@@ -365,13 +369,7 @@ def _parsed(text: str) -> float:
 
 
 def _numbers(column: pd.Series) -> npt.NDArray[np.float64]:
-    """As floats, NaN for values that are no numbers."""
-    try:
-        numbers = pd.to_numeric(column, errors="coerce")
-    except OverflowError:
-        # JSON integers may have any number of digits.
-        numbers = pd.to_numeric(column.map(str), errors="coerce")
-    return np.array(numbers.to_numpy(dtype=float, na_value=np.nan))
+    return np.array(numeric(column).to_numpy(dtype=float, na_value=np.nan))
 
 
 def _texts(column: pd.Series) -> npt.NDArray[np.object_]:

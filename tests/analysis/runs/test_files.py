@@ -6,7 +6,9 @@ import lzma
 import pandas as pd
 import pytest
 
+from analysis.errors import InputError
 from analysis.numbers import parse_number
+from analysis.runs.comparison import compare
 from analysis.runs.files import is_table
 from analysis.runs.table import RunTable, read_numbers, read_runs
 
@@ -116,3 +118,57 @@ def test_text_in_a_column_of_numbers_is_named_and_not_counted_as_missing():
     runs = RunTable.from_frame(frame)
     assert runs.left_out == [{"row": 2, "reason": "loss is 'pending', not a number"}]
     assert any("tokens is no number in 1 row ('10 parsec')" in note for note in runs.notes)
+
+
+@pytest.mark.parametrize("mark", ["#", "# "])
+def test_a_header_may_begin_with_the_mark_of_a_comment(tmp_path, mark):
+    path = tmp_path / "runs.csv"
+    path.write_text(f"# by hand, loss\n{mark}{FRAME.to_csv(index=False)}")
+    runs = read(path)
+    assert runs.notes[0].startswith("Line 1 ")
+    path.write_text(FRAME.to_csv(index=True, index_label="#"))
+    assert read(path).frame["#"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("orient", ["columns", "index"])
+def test_rows_of_json_may_have_names(tmp_path, orient):
+    path = tmp_path / "runs.json"
+    FRAME.set_axis(["first", "second", "third"]).to_json(path, orient=orient)
+    read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("runs.csv.gz", gzip.compress(FRAME.to_csv().encode())[:20] + b"\xff" * 60),
+        ("runs.csv", b"a" * 200_000 + b"\n1\n"),
+        ("runs.json", b'{"columns": ["depth"], "data": [1]}'),
+        ("runs.json", b'{"columns": [["a", "b"]], "data": [[1]]}'),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=name):
+        read_runs(tmp_path / name)
+
+
+def test_integers_of_any_length_and_lists_are_values_of_other_columns(tmp_path):
+    rows = [
+        {"depth": depth, "width": width, "loss": 4 - depth / 10 - width / 100, "id": 10**400, "betas": [0.9]}
+        for depth in (2, 4)
+        for width in (16, 32, 64)
+    ]
+    path = tmp_path / "runs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert len(compare(read_runs(path)).rows) == len(rows)
+    with pytest.raises(InputError, match="no row whose id"):
+        read_runs(path, where={"id": "1"})
+
+
+def test_two_columns_of_one_name_are_refused():
+    table = FRAME.assign(state="finished")
+    table = pd.concat([table, table[["state"]]], axis=1)
+    with pytest.raises(InputError, match="'state'"):
+        RunTable.from_frame(table)
+    with pytest.raises(InputError, match="'state'"):
+        RunTable.from_frame(table, where={"state": "finished"})

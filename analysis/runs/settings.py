@@ -66,7 +66,7 @@ _SAME_STEP = 0.01
 
 @dataclass(frozen=True)
 class Chosen:
-    """Rows of one setting per shape, the reason of every other row by its number, and what to say."""
+    """Rows of one setting per shape, the reason of every other row by its number, and warnings."""
 
     rows: pd.DataFrame
     left_out: Mapping[int, str]
@@ -218,7 +218,8 @@ def _shares(values: pd.Series) -> str:
 
 
 def _needs_choice(name: str, values: pd.Series, why: str) -> OptionNeededError:
-    most = str(values.value_counts().index[0])
+    # An option cannot name an empty value.
+    most = str(values[values != ""].value_counts().index[0])
     return OptionNeededError(
         f"The column {shortened(name)!r} has several values ({_shares(values)}), and {why}. Compare the rows of one "
         "value, with --where COLUMN=VALUE.",

@@ -112,7 +112,7 @@ _NOT_A_LOSS = frozenset(
         """
     )
 )
-#: Words that say no more than that a loss is the evaluation loss at the end of a run.
+#: Words of a heading of the evaluation loss at the end of a run, without another data set or detail.
 _PLAIN = frozenset(
     names_in(
         """
@@ -124,7 +124,7 @@ _PLAIN = frozenset(
 
 @dataclass(frozen=True)
 class LossHeading:
-    """What a heading of a loss says: in which unit, and of which data (0 evaluation, 1 not said, 2 training)."""
+    """A heading of a loss, with its unit and its data (0 evaluation, 1 not named, 2 training)."""
 
     heading: str
     unit: Unit
@@ -206,7 +206,7 @@ def _place(heading: str) -> tuple[str, int] | None:
 
 
 def loss_heading(heading: str) -> LossHeading | None:
-    """What a heading says of a loss; None if it is no heading of the loss of a model."""
+    """The unit and the data of a heading of a loss; None if it names no loss of a model."""
     words = words_of(heading)
     have = set(words)
     if have & _NOT_A_LOSS:

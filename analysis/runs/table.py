@@ -335,7 +335,7 @@ def _notes(typed: pd.DataFrame, unread: Mapping[str, pd.Series], unit: Unit, hea
                 f"the column with --column tokens={shortened(like[0])}."
             )
     if (typed["cell"] != "").all():
-        return  # a study says itself what became of its cells
+        return  # `interplay status` counts the cells of a study
     states = typed.loc[~typed["status"].isin(["done", "diverged"]), "status"].value_counts()
     if len(states):
         parts = first_few([f"{count} {status}" for status, count in states.items()])

@@ -44,7 +44,7 @@ def differences(spec: StudySpec, other: StudySpec) -> dict[str, tuple[str, str]]
     """Return the keys that change cells and in which two specs differ, with both values; `-` for none."""
     here, there = _values(spec), _values(other)
     keys = [key for key in {**here, **there} if here.get(key, "-") != there.get(key, "-")]
-    # The kind of the data has its own keys: the kind and the path tell them apart.
+    # Each kind of data has its own keys, of which the kind and the path are enough.
     if "data.kind" in keys:
         keys = [key for key in keys if not key.startswith("data.") or key in ("data.kind", "data.path")]
     return {key: (here.get(key, "-"), there.get(key, "-")) for key in keys}

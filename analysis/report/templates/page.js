@@ -125,7 +125,7 @@
         `${depth}\u00a0×\u00a0${built(width)}${at ? "" : " costs"} +${digits(cost)}\u00a0%`));
       const tied = others.filter(({ cost, margin }) => margin !== null && cost <= margin).map(({ depth }) => depth);
       answer.textContent = `${human(params)}: ${best.depth} layer${best.depth === 1 ? "" : "s"} ×\u00a0${built(best.width)} wide; `
-        + `${costs.join(", ")}${tied.length ? `; not told apart from the best: ${tied.join(", ")}` : ""}.`;
+        + `${costs.join(", ")}${tied.length ? `; not significantly worse: ${tied.join(", ")}` : ""}.`;
       const exact = found.map(({ depth, width }) => `${depth} × ${width.toFixed(1)}`).join(", ");
       answer.title = `exact widths for ${count === "table" ? "12·L·d² = N" : "this N"}: ${exact}`;
     }

@@ -82,7 +82,7 @@ LINES = {
     "crossing": ({1: (1.0, -0.02), 2: (1.0, -0.12)}, r"^2 layers win above 6\.\d thousand; 1 layer costs"),
     "tied": (
         {1: (1.0, -0.1), 2: (1.0, -0.1)},
-        r"^The runs do not decide between 1 and 2 layers; at 32 thousand the seeds cannot tell",
+        r"^The runs do not decide between 1 and 2 layers; at 32 thousand the losses",
     ),
     "many": (dict.fromkeys((1, 2, 3, 4), (1.0, -0.1)), "^The runs do not decide between the depths;"),
 }

@@ -211,13 +211,8 @@ def loss_heading(heading: str) -> LossHeading | None:
     have = set(words)
     if have & _NOT_A_LOSS:
         return None
-    if have & _PERPLEXITY:
-        unit: Unit = "perplexity"
-    elif have & _BITS and (have & {"bpb", "bpc", "bpt"} or "per" in have):
-        unit = "bits"
-    elif have & _LOSS or {"cross", "entropy"} <= have:
-        unit = "nats"
-    else:
+    unit = unit_of(heading)
+    if unit == "nats" and not _is_loss(have):
         return None
     data = 0 if have & _EVALUATION else 2 if have & _TRAINING else 1
     extra = have - _PLAIN - _EVALUATION - _TRAINING - _PERPLEXITY - _BITS - {"byte", "token", "per"}
@@ -232,7 +227,13 @@ def unit_of(heading: str) -> Unit:
     have = set(words_of(heading))
     if have & _PERPLEXITY:
         return "perplexity"
-    return "bits" if have & {"bpb", "bpc", "bpt"} or {"bits", "per"} <= have else "nats"
+    # `bits` alone is the precision of weights.
+    of_loss = "bits" in have and ("per" in have or _is_loss(have))
+    return "bits" if have & {"bpb", "bpc", "bpt"} or of_loss else "nats"
+
+
+def _is_loss(words: set[str]) -> bool:
+    return bool(words & _LOSS) or {"cross", "entropy"} <= words
 
 
 def best_loss(headings: Iterable[str]) -> tuple[LossHeading, ...]:

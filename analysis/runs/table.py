@@ -127,7 +127,9 @@ class RunTable:
         """
         if count not in get_args(Count):
             raise InputError(f"The count is {count!r}; it must be one of {', '.join(get_args(Count))}.")
-        frame = frame.rename(columns=str)
+        # Headings of several levels become those of trackers, `config.depth`.
+        names = [".".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in frame.columns]
+        frame = frame.set_axis(names, axis=1)
         refuse_repeated(frame, source)
         frame = _plain(frame)
         given = dict(columns or {})
@@ -265,7 +267,9 @@ def _typed(
         if name in TEXT:
             made[name] = _texts(column)
             continue
-        made[name], texts = read_numbers(column)
+        # No loss in nats or bits reaches a thousand.
+        is_small = name == "lr" or (name == "loss" and unit != "perplexity")
+        made[name], texts = read_numbers(column, thousands=not is_small)
         if name != "seed" and len(texts):
             unread[name] = texts.set_axis(numbered[texts.index])
     own = _numbers(frame[TABLE_PARAMS]) if TABLE_PARAMS in frame.columns else made["params"]
@@ -342,20 +346,19 @@ def _notes(typed: pd.DataFrame, unread: Mapping[str, pd.Series], unit: Unit, hea
         yield f"Left out, because their runs are not finished: {counted(int(states.sum()), 'row')} ({parts})."
 
 
-def read_numbers(column: pd.Series) -> tuple[npt.NDArray[np.float64], pd.Series]:
+def read_numbers(column: pd.Series, *, thousands: bool = True) -> tuple[npt.NDArray[np.float64], pd.Series]:
     """As floats, NaN for values that are no numbers; and the texts among them that are not empty.
 
     Text is read as `analysis.numbers.parse_number` does. A comma is a decimal point unless all values of the column
-    that have one may have it between thousands.
+    that have one may have it between thousands, and `thousands` is true.
     """
     numbers = _numbers(column)
     texts = column[np.isnan(numbers) & column.notna().to_numpy()].map(str).astype(object)
     texts = texts[~texts.str.strip().str.lower().isin(_NO_NUMBER)]
     if texts.empty:
         return numbers, texts
-    decimal = (
-        not texts.str.contains(r"^\W*\d{1,3}(?:,\d{3})+(?!\d)").where(texts.str.contains(",")).dropna().all()
-    )
+    grouped = texts[texts.str.contains(",")].str.contains(r"^\W*[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
+    decimal = not (thousands and grouped.all())
     read = texts.map(lambda text: _parsed(text.replace(",", ".") if decimal else text))
     numbers[column.index.get_indexer(read.index)] = read
     return numbers, texts[read.isna()]

@@ -3,6 +3,7 @@ import gzip
 import json
 import lzma
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -109,6 +110,21 @@ def test_what_is_no_number(text):
 def test_a_comma_is_decimal_if_one_value_of_the_column_cannot_have_thousands():
     assert read_numbers(pd.Series(["1,156", "12,500"]))[0].tolist() == [1156, 12500]
     assert read_numbers(pd.Series(["3,566", "3,25"]))[0].tolist() == [3.566, 3.25]
+    assert read_numbers(pd.Series(["0,001", "0,003"]))[0].tolist() == [0.001, 0.003]
+
+
+def test_losses_and_learning_rates_have_no_thousands():
+    runs = RunTable.from_frame(FRAME.assign(loss=["3,566", "3,250", "3,125"], lr="1,000", tokens="1,000"))
+    assert runs.used["loss"].tolist() == [3.566, 3.25, 3.125]
+    assert set(runs.used["lr"]) == {1.0}
+    assert set(runs.used["tokens"]) == {1000}
+    table = FRAME.rename(columns={"loss": "ppl"}).assign(ppl=["3,566", "3,250", "3,125"])
+    assert RunTable.from_frame(table).used["loss"].tolist() == pytest.approx(np.log([3566, 3250, 3125]))
+
+
+def test_headings_of_several_levels_are_those_of_a_tracker():
+    table = pd.concat({"config": FRAME.drop(columns="loss"), "summary": FRAME[["loss"]]}, axis=1)
+    assert len(RunTable.from_frame(table).used) == len(FRAME)
 
 
 def test_text_in_a_column_of_numbers_is_named_and_not_counted_as_missing():

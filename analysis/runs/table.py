@@ -128,8 +128,9 @@ class RunTable:
         if count not in get_args(Count):
             raise InputError(f"The count is {count!r}; it must be one of {', '.join(get_args(Count))}.")
         # Headings of several levels become those of trackers, `config.depth`.
-        names = [".".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in frame.columns]
-        frame = frame.set_axis(names, axis=1)
+        names: list[Any] = list(frame.columns)
+        levels = [name if isinstance(name, tuple) else (name,) for name in names]
+        frame = frame.set_axis([".".join(map(str, parts)) for parts in levels], axis=1)
         refuse_repeated(frame, source)
         frame = _plain(frame)
         given = dict(columns or {})
@@ -139,23 +140,23 @@ class RunTable:
         rows = rows_where(frame, where or {}, source)
         frame = frame.iloc[rows].reset_index(drop=True)
         headings = _headings(frame, given)
-        names = {**headings.columns, **given}
-        named = _scaled(rename(frame, names, source), names)
+        chosen = {**headings.columns, **given}
+        named = _scaled(rename(frame, chosen, source), chosen)
         require(named, source, (*REQUIRED, "params") if count == "table" else REQUIRED)
         if named.empty and not left_out:
             raise InputError(f"{source} has no rows. A run table needs one row for every trained model.")
-        unit = unit or unit_of(names.get("loss", "loss"))
+        unit = unit or unit_of(chosen.get("loss", "loss"))
         typed, unread = _typed(named, count, unit, rows + 1)
-        _refuse_other_units(typed, source, unit, names.get("loss", "loss"))
+        _refuse_other_units(typed, source, unit, chosen.get("loss", "loss"))
         reasons = _reasons(typed, unread)
         good = typed.drop(index=reasons.index)
         reasons = pd.concat([reasons, _copies(good)]).sort_index()
         used = good.drop(index=reasons.index, errors="ignore").astype(
             dict.fromkeys(("depth", "width", "seed"), "int64")
         )
-        notes = (*notes, *headings.notes, *_notes(typed, unread, unit, names.get("loss", "loss")))
+        notes = (*notes, *headings.notes, *_notes(typed, unread, unit, chosen.get("loss", "loss")))
         more = [*(left_out or []), *why_not(typed, reasons.to_dict())]
-        return cls(typed, used, more, source, count, notes, names, _unseeded(named, typed, used))
+        return cls(typed, used, more, source, count, notes, chosen, _unseeded(named, typed, used))
 
     def write_csv(self, path: str | Path) -> Path:
         """Write all rows, used or not, as CSV: `COLUMNS` first, then what else the table has."""

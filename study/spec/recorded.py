@@ -106,11 +106,11 @@ def file_note(
     file = next((one for end in (".yaml", ".yml") if (one := Path(f"{source}{end}")).is_file()), None)
     if file is None or find(source, results).name not in (SPEC, SERIES):
         return None
-    found = differences(spec, load_spec(str(file), overrides))
+    read = f"{source} is the study in {results / source}"
+    try:
+        found = differences(spec, load_spec(str(file), overrides))
+    except SpecError:
+        return f"{read}; {file} is no valid spec and was not compared", str(file)
     if not found:
         return None
-    values = differences_text(found)
-    return (
-        f"{source} is the study in {results / source}; {file} has other values (study / file): {values}",
-        str(file),
-    )
+    return f"{read}; {file} has other values (study / file): {differences_text(found)}", str(file)

@@ -167,7 +167,7 @@ def scale_of(heading: str) -> float:
 
 
 def _plain(heading: str) -> str:
-    """In lower case with `_` for spaces and hyphens and between the words of camel case, without a unit in brackets."""
+    """The heading in lower case, with `_` for spaces, hyphens and camel case, without a unit in brackets."""
     heading = _SCALE.sub("", heading)
     text = re.sub(
         r"\s*[\[(]\s*(?:nats|tokens|nats\s*(?:/|per)\s*tok(?:en)?)\s*[\])]\s*$",

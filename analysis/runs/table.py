@@ -250,7 +250,7 @@ def _headings(frame: pd.DataFrame, given: Mapping[str, str]) -> Headings:
 
 
 def _status(column: pd.Series) -> pd.Series:
-    """In lower case, without the name of an enum such as `TrialState.COMPLETE`."""
+    """The statuses in lower case, without the name of an enum such as `TrialState.COMPLETE`."""
     text = pd.Series(_texts(column), index=column.index, dtype=object).str.strip().str.lower()
     return text.str.replace(r"^\w+\.", "", regex=True)
 
@@ -348,7 +348,7 @@ def _notes(typed: pd.DataFrame, unread: Mapping[str, pd.Series], unit: Unit, hea
 
 
 def read_numbers(column: pd.Series, *, thousands: bool = True) -> tuple[npt.NDArray[np.float64], pd.Series]:
-    """As floats, NaN for values that are no numbers; and the texts among them that are not empty.
+    """Return the values as floats, NaN for those that are no numbers; and the texts among them that are not empty.
 
     Text is read as `analysis.numbers.parse_number` does. A comma is a decimal point unless all values of the column
     that have one may have it between thousands, and `thousands` is true.
@@ -377,7 +377,7 @@ def _numbers(column: pd.Series) -> npt.NDArray[np.float64]:
 
 
 def _texts(column: pd.Series) -> npt.NDArray[np.object_]:
-    """As text, empty for missing values."""
+    """The values as text, empty for missing ones."""
     text = column.astype(str).to_numpy(dtype=object)
     return np.where(column.isna().to_numpy(), "", text)
 

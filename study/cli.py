@@ -247,12 +247,21 @@ def submit(
     max_dollars: Annotated[
         float | None, typer.Option(metavar="D", help="refuse a study that costs more", min=0)
     ] = None,
+    results: ResultsOption = RESULTS,
 ) -> None:
     """Run a study on a cluster, as a Ray job, and follow its log. Asks before it costs more than $50."""
     from study.cluster import submit as verb
 
     status = verb.submit(
-        spec, changes or (), cluster, address, submission_id, wait=not no_wait, yes=yes, most=max_dollars
+        spec,
+        changes or (),
+        cluster,
+        address,
+        submission_id,
+        wait=not no_wait,
+        yes=yes,
+        most=max_dollars,
+        results=results,
     )
     raise typer.Exit(status)
 

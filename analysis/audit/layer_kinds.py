@@ -1,7 +1,7 @@
 """Whether every layer of a model is softmax attention with a feed-forward part, as all laws assume, by its config.
 
-What a config says of single layers counts most, then the name of its family, then keys that only other kinds of layers
-have, so that a family with a new name is recognised too.
+The kinds of single layers in the config count most, then the name of its family, then keys that only other kinds of
+layers have, so that a family with a new name is recognised too.
 """
 
 import re

@@ -72,7 +72,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """By what is lost where that is known: near the best, or the side of the interval of L* where the depth lies.
+        """The verdict, by what is lost where that is known: near the best, else the side of the interval of L*.
 
         Without losses the interval alone decides, and the best whole depth counts as within it. It is not settled if
         the interval is open on both sides, or on one and no best depth is stated.
@@ -114,7 +114,7 @@ class Audit:
 
     @property
     def verdict(self) -> Verdict:
-        """That of the deciding laws, if they agree."""
+        """The verdict of the deciding laws, if they agree."""
         verdicts = {item.verdict for item in self.deciding}
         if not verdicts:
             return "no verdict"

@@ -129,7 +129,7 @@ def _depths(depths: tuple[int, ...], tried: Sequence[int]) -> str:
 
 
 def shape_sentence(best: BestShape) -> str:
-    """The best shape of a size, what other depths cost, and which of them the seeds cannot tell apart.
+    """The best shape of a size, what other depths cost, and which of them do not differ significantly.
 
     Widths are those nearest to N that can be built.
     """
@@ -146,7 +146,8 @@ def shape_sentence(best: BestShape) -> str:
     if best.near is None:
         return f"{text}; without a noise estimate no difference is tested."
     if len(best.near) > 1:
-        return f"{text}; seeds cannot tell {listed([str(depth) for depth in best.near])} layers apart."
+        near = listed([str(depth) for depth in best.near])
+        return f"{text}; the losses of {near} layers do not differ significantly."
     return f"{text}."
 
 

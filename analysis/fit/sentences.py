@@ -20,7 +20,7 @@ from analysis.law.shape import REACH
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import counted, digits, ends, human, human_range, layers, listed, percent
 
-#: Share of the rows from which on nothing is said of the others.
+#: Share of used rows from which on the first line does not count the others.
 MOSTLY = 0.8
 #: Reasons of left-out rows that are listed.
 MOST_REASONS = 3

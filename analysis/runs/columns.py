@@ -32,18 +32,31 @@ MOST_WIDTH = 1e6
 _NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
 
 
-def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.DataFrame:
-    """Return `frame` with its columns renamed by `columns`: name of the column in a run table -> the table's name.
+def numeric(column: pd.Series) -> pd.Series:
+    """Return the values as numbers, NaN for those that are none."""
+    try:
+        return pd.to_numeric(column, errors="coerce")
+    except OverflowError:
+        # JSON integers may have any number of digits.
+        return pd.to_numeric(column.map(str), errors="coerce")
 
-    Raises:
-        InputError: a name that is not a column of run tables, one that the table lacks, or one that it has twice.
-    """
+
+def refuse_repeated(frame: pd.DataFrame, source: str) -> None:
+    """Raise an InputError if several columns of a table have one name."""
     twice = frame.columns[frame.columns.duplicated()].unique()
     if len(twice):
         raise InputError(
             f"{source} has several columns named {', '.join(repr(shortened(str(name))) for name in twice[:12])}. "
             "Rename or drop all but one of each."
         )
+
+
+def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.DataFrame:
+    """Return `frame` with its columns renamed by `columns`: name of the column in a run table -> the table's name.
+
+    Raises:
+        InputError: a name that is not a column of run tables, or one that the table lacks.
+    """
     for ours, theirs in columns.items():
         if ours not in _NAMES:
             near = near_misses(ours, _NAMES)
@@ -117,7 +130,7 @@ def _candidates(wanted: str, frame: pd.DataFrame) -> list[str]:
 
 def _may_be(column: str, values: pd.Series, heading: str) -> bool:
     """Whether values can be those of a column: sizes are whole, a loss is positive and differs between models."""
-    numbers = pd.to_numeric(values, errors="coerce").dropna()
+    numbers = numeric(values).dropna()
     if column in TEXT or column in OPTIONAL_TEXT or column == "seed":
         return True
     if numbers.empty or (numbers < 0).any():

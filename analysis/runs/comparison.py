@@ -69,7 +69,7 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
         )
     # Sorted by loss and not by seed, so that sums do not depend on the names of the seeds.
     used = runs.used.sort_values(["depth", "params", "lr", "loss", "tokens", "seed"], kind="stable")
-    # The rows of a study are of one protocol, or `_warnings` says so; those of a foreign table may differ in anything.
+    # The rows of a study are of one protocol, or there is a warning; those of a foreign table may differ in anything.
     foreign = (used["cell"] == "").any()
     if foreign:
         refuse_other_data(used, runs.headings)
@@ -94,7 +94,7 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
 def _replicates(rows: pd.DataFrame, unseeded: frozenset[int]) -> tuple[pd.DataFrame, list[str]]:
     """Give each row without a seed of its own, of several of one shape and learning rate, a seed that no other row has.
 
-    Replicates of two shapes are not paired, because nothing says which belong together.
+    Replicates of two shapes are not paired, because the table does not pair them.
     """
     key = ["depth", "params", "lr"]
     several = rows.index.isin(unseeded) & rows.duplicated(key, keep=False)

@@ -10,7 +10,8 @@ import re
 import string
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pandas as pd
 from analysis.errors import InputError, shortened
 from analysis.numbers import counted, listed
 from analysis.runs.columns import OPTIONAL_TEXT, TEXT
-from analysis.runs.headings import best_loss
+from analysis.runs.headings import best_loss, column_of, loss_heading
 
 #: Endings of the tables that `read_file` reads, in lower case; text may also be compressed.
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq")
@@ -94,7 +95,15 @@ def read_file(path: Path, columns: Mapping[str, str]) -> tuple[pd.DataFrame, lis
         raise InputError(
             f"{path} is empty. A run table needs a header and one row for every model."
         ) from error
-    except (OSError, EOFError, lzma.LZMAError, pd.errors.ParserError, ValueError) as error:
+    except (
+        OSError,
+        EOFError,
+        lzma.LZMAError,
+        zlib.error,
+        csv.Error,
+        pd.errors.ParserError,
+        ValueError,
+    ) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} cannot be read as {suffix[1:].upper()}: {error}.") from error
@@ -141,6 +150,8 @@ def _read_separated(
         notes.append(f"The columns are separated by {_SEPARATORS[best]}.")
     # A cell key such as 12e4567890123456 would otherwise be read as a number.
     names = [columns.get(name, name) for name in (*TEXT, *OPTIONAL_TEXT)]
+    if not re.match(r"\s*#\s*[,;\t|]", lines[above]):
+        lines[above] = re.sub(r"^\s*#\s*", "", lines[above])
     body = "".join(lines[above:])
     header = pd.read_csv(io.StringIO(body), sep=separator, nrows=0).columns
     found = best_loss(map(str, header))
@@ -171,7 +182,18 @@ def _read_separated(
 
 
 def _no_header(line: str) -> bool:
-    return line.lstrip().startswith("#") or re.fullmatch(r"sep=.\s*", line) is not None
+    """Whether a line above the table is a comment or Excel's `sep=;`; `#` may also begin a header."""
+    first, *others = re.split(r"[,;\t|]", line.strip().removeprefix("#"))
+    if not line.lstrip().startswith("#"):
+        return re.fullmatch(r"sep=.\s*", line) is not None
+    # A column named `#` numbers the rows; `# depth,width,loss` is how NumPy writes a header.
+    return not (others and (not first.strip() or _known([first, *others]) >= 3))
+
+
+def _known(names: Iterable[object]) -> int:
+    """How many columns of a run table these names are."""
+    columns = {column_of(str(name)) or (loss_heading(str(name)) and "loss") for name in names}
+    return len(columns - {None})
 
 
 def _uneven(path: Path, lines: list[str], above: int, separator: str) -> str:
@@ -211,7 +233,7 @@ def _read_json(path: Path, text: str) -> pd.DataFrame:
             return _read_jsonl(path, text)
         raise InputError(f"{path} is not JSON: {error}.") from error
     if isinstance(document, dict) and {"columns", "data"} <= document.keys():
-        rows: Any = [dict(zip(document["columns"], row, strict=True)) for row in document["data"]]
+        rows: Any = _split(path, document["columns"], document["data"])
     elif isinstance(document, dict) and {"crossings", "law"} <= document.keys():
         raise InputError(
             f"{path} is a fit, not a run table. Ask it with `interplay recommend --fit {path} 1e9`."
@@ -234,6 +256,16 @@ def _read_json(path: Path, text: str) -> pd.DataFrame:
     return pd.json_normalize(rows)
 
 
+def _split(path: Path, names: Any, data: Any) -> list[dict[str, Any]]:
+    """The rows of a document with its headings and its values apart, as `to_json(orient="split")` writes it."""
+    lists = isinstance(names, list) and isinstance(data, list) and all(isinstance(row, list) for row in data)
+    if not lists or any(isinstance(name, list | dict) for name in names):
+        raise InputError(
+            f"{path} is no run table: give its `columns` as a list of names, its `data` as lists."
+        )
+    return [dict(zip(map(str, names), row, strict=True)) for row in data]
+
+
 def _rows(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
@@ -252,8 +284,8 @@ def _columns(path: Path, document: dict[str, Any]) -> pd.DataFrame:
         )
     frame = pd.DataFrame(columns)
     # Rows by their index, as `to_json(orient="index")` writes them, have the columns as keys.
-    first = next(iter(document.values()))
-    if isinstance(first, dict) and not all(key.isdecimal() for key in first):
+    outer, inner = _known(frame.columns), _known(frame.index)
+    if outer < inner or (outer == inner and not all(key.isdecimal() for key in frame.index)):
         frame = frame.T
     return frame.infer_objects().reset_index(drop=True)
 

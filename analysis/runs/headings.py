@@ -112,7 +112,7 @@ _NOT_A_LOSS = frozenset(
         """
     )
 )
-#: Words that say no more than that a loss is the evaluation loss at the end of a run.
+#: Words of a heading of the evaluation loss at the end of a run, without another data set or detail.
 _PLAIN = frozenset(
     names_in(
         """
@@ -124,7 +124,7 @@ _PLAIN = frozenset(
 
 @dataclass(frozen=True)
 class LossHeading:
-    """What a heading of a loss says: in which unit, and of which data (0 evaluation, 1 not said, 2 training)."""
+    """A heading of a loss, with its unit and its data (0 evaluation, 1 not named, 2 training)."""
 
     heading: str
     unit: Unit
@@ -167,7 +167,7 @@ def scale_of(heading: str) -> float:
 
 
 def _plain(heading: str) -> str:
-    """In lower case with `_` for spaces and hyphens and between the words of camel case, without a unit in brackets."""
+    """The heading in lower case, with `_` for spaces, hyphens and camel case, without a unit in brackets."""
     heading = _SCALE.sub("", heading)
     text = re.sub(
         r"\s*[\[(]\s*(?:nats|tokens|nats\s*(?:/|per)\s*tok(?:en)?)\s*[\])]\s*$",
@@ -206,18 +206,13 @@ def _place(heading: str) -> tuple[str, int] | None:
 
 
 def loss_heading(heading: str) -> LossHeading | None:
-    """What a heading says of a loss; None if it is no heading of the loss of a model."""
+    """The unit and the data of a heading of a loss; None if it names no loss of a model."""
     words = words_of(heading)
     have = set(words)
     if have & _NOT_A_LOSS:
         return None
-    if have & _PERPLEXITY:
-        unit: Unit = "perplexity"
-    elif have & _BITS and (have & {"bpb", "bpc", "bpt"} or "per" in have):
-        unit = "bits"
-    elif have & _LOSS or {"cross", "entropy"} <= have:
-        unit = "nats"
-    else:
+    unit = unit_of(heading)
+    if unit == "nats" and not _is_loss(have):
         return None
     data = 0 if have & _EVALUATION else 2 if have & _TRAINING else 1
     extra = have - _PLAIN - _EVALUATION - _TRAINING - _PERPLEXITY - _BITS - {"byte", "token", "per"}
@@ -232,7 +227,13 @@ def unit_of(heading: str) -> Unit:
     have = set(words_of(heading))
     if have & _PERPLEXITY:
         return "perplexity"
-    return "bits" if have & {"bpb", "bpc", "bpt"} or {"bits", "per"} <= have else "nats"
+    # `bits` alone is the precision of weights.
+    of_loss = "bits" in have and ("per" in have or _is_loss(have))
+    return "bits" if have & {"bpb", "bpc", "bpt"} or of_loss else "nats"
+
+
+def _is_loss(words: set[str]) -> bool:
+    return bool(words & _LOSS) or {"cross", "entropy"} <= words
 
 
 def best_loss(headings: Iterable[str]) -> tuple[LossHeading, ...]:

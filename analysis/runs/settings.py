@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.errors import InputError, OptionNeededError, near_misses, shortened
 from analysis.numbers import counted, first_few, listed
-from analysis.runs.columns import COLUMNS, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
+from analysis.runs.columns import COLUMNS, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, numeric
 from analysis.runs.headings import last_part, loss_heading, names_in, words_of
 
 #: Columns that identify a run beside its settings.
@@ -66,7 +66,7 @@ _SAME_STEP = 0.01
 
 @dataclass(frozen=True)
 class Chosen:
-    """Rows of one setting per shape, the reason of every other row by its number, and what to say."""
+    """Rows of one setting per shape, the reason of every other row by its number, and warnings."""
 
     rows: pd.DataFrame
     left_out: Mapping[int, str]
@@ -111,7 +111,7 @@ def last_steps(rows: pd.DataFrame) -> Chosen:
         return Chosen(rows, {})
     names = [name for wanted in PROGRESS for name in unread_columns(rows) if last_part(name) == wanted]
     for name in names:
-        step = pd.to_numeric(rows[name], errors="coerce")
+        step = numeric(rows[name])
         run = [rows[column] for column in RUN]
         last = step.groupby(run, dropna=False).transform("max")
         if step.isna().any() or (last == step.groupby(run, dropna=False).transform("min")).all():
@@ -153,7 +153,7 @@ def choose(rows: pd.DataFrame) -> Chosen:
         values = _values(rows[name])
         within = (values.groupby(groups, dropna=False).transform("nunique") > 1).any()
         is_tuned = bool(set(words_of(name)) & _TUNED)
-        numbers = pd.to_numeric(values, errors="coerce")
+        numbers = numeric(values)
         switch = numbers.isna().any() or set(numbers) <= {0.0, 1.0}
         # Values of a setting come again in other runs; those of a measure and of a name of the run hardly do.
         most = len(rows) / 2 if switch else min(len(rows) / 2, MOST_VALUES)
@@ -204,8 +204,8 @@ def _may_be_setting(name: str) -> bool:
 
 
 def _values(column: pd.Series) -> pd.Series:
-    """As text, so that 64, 64.0 and `64` are one value, and empty for a missing one."""
-    numbers = pd.to_numeric(column, errors="coerce")
+    """The values as text: 64, 64.0 and `64` are one value, a missing one is empty."""
+    numbers = numeric(column)
     text = column.astype(str).where(column.notna(), "").str.strip()
     return text.mask(numbers.notna(), numbers.map(lambda value: f"{value:.12g}"))
 
@@ -218,7 +218,8 @@ def _shares(values: pd.Series) -> str:
 
 
 def _needs_choice(name: str, values: pd.Series, why: str) -> OptionNeededError:
-    most = str(values.value_counts().index[0])
+    # An option cannot name an empty value.
+    most = str(values[values != ""].value_counts().index[0])
     return OptionNeededError(
         f"The column {shortened(name)!r} has several values ({_shares(values)}), and {why}. Compare the rows of one "
         "value, with --where COLUMN=VALUE.",

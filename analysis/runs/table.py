@@ -24,6 +24,8 @@ from analysis.runs.columns import (
     TABLE_PARAMS,
     TEXT,
     WHOLE,
+    numeric,
+    refuse_repeated,
     rename,
     require,
 )
@@ -125,7 +127,12 @@ class RunTable:
         """
         if count not in get_args(Count):
             raise InputError(f"The count is {count!r}; it must be one of {', '.join(get_args(Count))}.")
-        frame = _plain(frame.rename(columns=str))
+        # Headings of several levels become those of trackers, `config.depth`.
+        names: list[Any] = list(frame.columns)
+        levels = [name if isinstance(name, tuple) else (name,) for name in names]
+        frame = frame.set_axis([".".join(map(str, parts)) for parts in levels], axis=1)
+        refuse_repeated(frame, source)
+        frame = _plain(frame)
         given = dict(columns or {})
         unit = next((unit for name, unit in UNITS.items() if name in given), None)
         if unit is not None:
@@ -133,23 +140,23 @@ class RunTable:
         rows = rows_where(frame, where or {}, source)
         frame = frame.iloc[rows].reset_index(drop=True)
         headings = _headings(frame, given)
-        names = {**headings.columns, **given}
-        named = _scaled(rename(frame, names, source), names)
+        chosen = {**headings.columns, **given}
+        named = _scaled(rename(frame, chosen, source), chosen)
         require(named, source, (*REQUIRED, "params") if count == "table" else REQUIRED)
         if named.empty and not left_out:
             raise InputError(f"{source} has no rows. A run table needs one row for every trained model.")
-        unit = unit or unit_of(names.get("loss", "loss"))
+        unit = unit or unit_of(chosen.get("loss", "loss"))
         typed, unread = _typed(named, count, unit, rows + 1)
-        _refuse_other_units(typed, source, unit, names.get("loss", "loss"))
+        _refuse_other_units(typed, source, unit, chosen.get("loss", "loss"))
         reasons = _reasons(typed, unread)
         good = typed.drop(index=reasons.index)
         reasons = pd.concat([reasons, _copies(good)]).sort_index()
         used = good.drop(index=reasons.index, errors="ignore").astype(
             dict.fromkeys(("depth", "width", "seed"), "int64")
         )
-        notes = (*notes, *headings.notes, *_notes(typed, unread, unit, names.get("loss", "loss")))
+        notes = (*notes, *headings.notes, *_notes(typed, unread, unit, chosen.get("loss", "loss")))
         more = [*(left_out or []), *why_not(typed, reasons.to_dict())]
-        return cls(typed, used, more, source, count, notes, names, _unseeded(named, typed, used))
+        return cls(typed, used, more, source, count, notes, chosen, _unseeded(named, typed, used))
 
     def write_csv(self, path: str | Path) -> Path:
         """Write all rows, used or not, as CSV: `COLUMNS` first, then what else the table has."""
@@ -243,7 +250,7 @@ def _headings(frame: pd.DataFrame, given: Mapping[str, str]) -> Headings:
 
 
 def _status(column: pd.Series) -> pd.Series:
-    """In lower case, without the name of an enum such as `TrialState.COMPLETE`."""
+    """The statuses in lower case, without the name of an enum such as `TrialState.COMPLETE`."""
     text = pd.Series(_texts(column), index=column.index, dtype=object).str.strip().str.lower()
     return text.str.replace(r"^\w+\.", "", regex=True)
 
@@ -261,7 +268,9 @@ def _typed(
         if name in TEXT:
             made[name] = _texts(column)
             continue
-        made[name], texts = read_numbers(column)
+        # No loss in nats or bits reaches a thousand.
+        is_small = name == "lr" or (name == "loss" and unit != "perplexity")
+        made[name], texts = read_numbers(column, thousands=not is_small)
         if name != "seed" and len(texts):
             unread[name] = texts.set_axis(numbered[texts.index])
     own = _numbers(frame[TABLE_PARAMS]) if TABLE_PARAMS in frame.columns else made["params"]
@@ -331,27 +340,26 @@ def _notes(typed: pd.DataFrame, unread: Mapping[str, pd.Series], unit: Unit, hea
                 f"the column with --column tokens={shortened(like[0])}."
             )
     if (typed["cell"] != "").all():
-        return  # a study says itself what became of its cells
+        return  # `interplay status` counts the cells of a study
     states = typed.loc[~typed["status"].isin(["done", "diverged"]), "status"].value_counts()
     if len(states):
         parts = first_few([f"{count} {status}" for status, count in states.items()])
         yield f"Left out, because their runs are not finished: {counted(int(states.sum()), 'row')} ({parts})."
 
 
-def read_numbers(column: pd.Series) -> tuple[npt.NDArray[np.float64], pd.Series]:
-    """As floats, NaN for values that are no numbers; and the texts among them that are not empty.
+def read_numbers(column: pd.Series, *, thousands: bool = True) -> tuple[npt.NDArray[np.float64], pd.Series]:
+    """Return the values as floats, NaN for those that are no numbers; and the texts among them that are not empty.
 
     Text is read as `analysis.numbers.parse_number` does. A comma is a decimal point unless all values of the column
-    that have one may have it between thousands.
+    that have one may have it between thousands, and `thousands` is true.
     """
     numbers = _numbers(column)
     texts = column[np.isnan(numbers) & column.notna().to_numpy()].map(str).astype(object)
     texts = texts[~texts.str.strip().str.lower().isin(_NO_NUMBER)]
     if texts.empty:
         return numbers, texts
-    decimal = (
-        not texts.str.contains(r"^\W*\d{1,3}(?:,\d{3})+(?!\d)").where(texts.str.contains(",")).dropna().all()
-    )
+    grouped = texts[texts.str.contains(",")].str.contains(r"^\W*[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
+    decimal = not (thousands and grouped.all())
     read = texts.map(lambda text: _parsed(text.replace(",", ".") if decimal else text))
     numbers[column.index.get_indexer(read.index)] = read
     return numbers, texts[read.isna()]
@@ -365,17 +373,11 @@ def _parsed(text: str) -> float:
 
 
 def _numbers(column: pd.Series) -> npt.NDArray[np.float64]:
-    """As floats, NaN for values that are no numbers."""
-    try:
-        numbers = pd.to_numeric(column, errors="coerce")
-    except OverflowError:
-        # JSON integers may have any number of digits.
-        numbers = pd.to_numeric(column.map(str), errors="coerce")
-    return np.array(numbers.to_numpy(dtype=float, na_value=np.nan))
+    return np.array(numeric(column).to_numpy(dtype=float, na_value=np.nan))
 
 
 def _texts(column: pd.Series) -> npt.NDArray[np.object_]:
-    """As text, empty for missing values."""
+    """The values as text, empty for missing ones."""
     text = column.astype(str).to_numpy(dtype=object)
     return np.where(column.isna().to_numpy(), "", text)
 

@@ -50,6 +50,7 @@ def submit(
     wait: bool,
     yes: bool = False,
     most: float | None = None,
+    results: Path | None = None,
 ) -> int:
     """Send a study to a cluster and follow it; the options are those of `interplay submit`.
 
@@ -62,7 +63,7 @@ def submit(
         SpecError: the spec is wrong or does not fit the cluster, costs more than `most` or needs an answer without a
             terminal, the study already runs there, the package is too large, or as `connect`.
     """
-    spec = load_spec(source, overrides)
+    spec = load_spec(source, overrides, results)
     cluster_file = None if file is None else read(file)
     dollars = None
     if cluster_file is not None and cluster_file.provider == "aws":

@@ -111,8 +111,8 @@ def audit_view(audits: Sequence[Audit], within: float) -> RenderableType:
 def _sentence(item: Audit, within: float) -> Text:
     named = Text.assemble((item.model.name, "bold"))
     if not item.deciding:
-        reason = "its size is more than ten times outside the sizes of every law"
-        return named.append(" has no verdict: ").append(f"{reason}.")
+        laws = "the law" if len(item.findings) == 1 else "every law"
+        return named.append(f" has no verdict: its size is more than ten times outside the sizes of {laws}.")
     style = "bold green" if item.verdict in ("near the best", "within the interval") else "bold yellow"
     if item.verdict in ("laws disagree", "not settled"):
         named.append(" has no common verdict, ").append(

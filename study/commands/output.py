@@ -148,7 +148,7 @@ def _left_out_text(result: "Fit") -> str:
 
     count = len(result.left_out)
     if not count or used_sentence(result):
-        return ""  # the first line says it
+        return ""  # the first line has it
     reasons = reason_counts(result)
     parts = [f"{number} × {reason}" for reason, number in reasons[:MOST_REASONS]]
     if len(reasons) > MOST_REASONS:
@@ -216,7 +216,7 @@ def _shape_columns(level: float | None, *, theory: bool = False) -> Columns:
 
 
 def comparison_table(found: Sequence[Comparison]) -> RenderableType:
-    """Return what all published evidence says of each size: a sentence per size, and a table of one row per law."""
+    """Return the shapes by all published evidence: a sentence per size, and a table of one row per law."""
     rows = [(item, shape) for item in found for shape in item.shapes]
     columns: Columns = {
         Column("N"): lambda row: short(row[0].params),

@@ -252,6 +252,7 @@ def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dic
         frame = frame[frame["purpose"] == ""]
     depths = ", ".join(f"{depth:g}" for depth in sorted(frame["depth"].unique()))
     sizes = sorted(frame["params"].unique())
+    trained = int((frame["status"] != "failed").sum())
     facts = {
         "study": spec.description or spec.name,
         **({"claim": spec.claim} if spec.claim else {}),
@@ -270,8 +271,8 @@ def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dic
         "entropy": plan.entropy,
         "spec_text": spec.to_yaml(),
         # A search that chooses its cells may end before it has trained them all.
-        "cells": (len(frame), plan.cell_count)
-        if len(frame) < plan.cell_count and not search.chooses_cells
+        "cells": (trained, plan.cell_count)
+        if trained < plan.cell_count and not search.chooses_cells
         else None,
         "search": None if search.is_grid else SearchInfo(objective_of(spec), ended),
     }

@@ -13,7 +13,15 @@ from analysis.errors import InputError
 from analysis.intervals import width_of
 from analysis.law.near_optimal import WITHIN, check_within, measured_near_optimal, near_optimal
 from analysis.law.published import LEAST_DEPTH, least_shape, losses_of, published_law, published_shape
-from analysis.law.shape import REACH, Measured, NearOptimal, Shape, buildable_width, flops_hint
+from analysis.law.shape import (
+    REACH,
+    Measured,
+    NearOptimal,
+    Shape,
+    buildable_width,
+    check_size,
+    flops_hint,
+)
 from analysis.numbers import human, parse_number, short
 
 if TYPE_CHECKING:
@@ -35,7 +43,7 @@ class NamedFit:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What all published evidence says of one N.
+    """The best shapes of one N by all published evidence.
 
     Attributes:
         params: N.
@@ -89,10 +97,10 @@ def ends_of_range(values: tuple[int, int]) -> str:
 
 
 def compare(sizes: Sequence[float | str], within: float = WITHIN) -> list[Comparison]:
-    """What every published law and table says of each size N, such as 1e9 or 7B.
+    """Return the best shapes of each size N, such as 1e9 or 7B, by every published law and table.
 
     Raises:
-        InputError: no size is given, or none has an answer by any law.
+        InputError: no size is given, one is not positive, or none has an answer by any law.
     """
     params = _sizes(sizes)
     check_within(within)
@@ -185,7 +193,10 @@ def fit_evidence(named: NamedFit, within: float) -> Evidence:
 def _sizes(sizes: Sequence[float | str]) -> list[float]:
     if not sizes:
         raise InputError("Give the sizes, in non-embedding parameters: interplay recommend 1e9 7e9")
-    return [_number(size) for size in sizes]
+    params = [_number(size) for size in sizes]
+    for value in params:
+        check_size(value)
+    return params
 
 
 def _number(size: float | str) -> float:

@@ -44,7 +44,7 @@ def differences(spec: StudySpec, other: StudySpec) -> dict[str, tuple[str, str]]
     """Return the keys that change cells and in which two specs differ, with both values; `-` for none."""
     here, there = _values(spec), _values(other)
     keys = [key for key in {**here, **there} if here.get(key, "-") != there.get(key, "-")]
-    # The kind of the data has its own keys: the kind and the path tell them apart.
+    # Each kind of data has its own keys, of which the kind and the path are enough.
     if "data.kind" in keys:
         keys = [key for key in keys if not key.startswith("data.") or key in ("data.kind", "data.path")]
     return {key: (here.get(key, "-"), there.get(key, "-")) for key in keys}
@@ -106,11 +106,11 @@ def file_note(
     file = next((one for end in (".yaml", ".yml") if (one := Path(f"{source}{end}")).is_file()), None)
     if file is None or find(source, results).name not in (SPEC, SERIES):
         return None
-    found = differences(spec, load_spec(str(file), overrides))
+    read = f"{source} is the study in {results / source}"
+    try:
+        found = differences(spec, load_spec(str(file), overrides))
+    except SpecError:
+        return f"{read}; {file} is no valid spec and was not compared", str(file)
     if not found:
         return None
-    values = differences_text(found)
-    return (
-        f"{source} is the study in {results / source}; {file} has other values (study / file): {values}",
-        str(file),
-    )
+    return f"{read}; {file} has other values (study / file): {differences_text(found)}", str(file)

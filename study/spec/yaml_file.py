@@ -96,7 +96,7 @@ def find(source: str, results: Path | None = None) -> Path:
     path = Path(source)
     found = [path, path / SPEC, path / SERIES]
     # Names only: `..` and paths would leave the folder.
-    if results is not None and path.name == source:
+    if results is not None and path.name == source != "..":
         found += [results / source / SPEC, results / source / SERIES]
     if path.name not in ("", ".."):
         found += [path.with_name(f"{path.name}{ending}") for ending in (".yaml", ".yml")]

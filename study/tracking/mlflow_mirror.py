@@ -24,7 +24,7 @@ from analysis.runs.mlflow import MEASURE
 from study.errors import SpecError
 from study.plan import Plan, make_plan
 from study.spec.study import StudySpec
-from study.tracking.ledger import CurveUpdate, Ledger, Row
+from study.tracking.ledger import CurveUpdate, Ledger, Row, study_rows
 from study.tracking.mlflow_store import Experiment, first_line, is_server, server_problem, tracking_uri
 from study.tracking.mlflow_view import NAME as VIEW_NAME
 from study.tracking.mlflow_view import TAG as VIEW
@@ -544,7 +544,8 @@ def mirror_study(spec: StudySpec, results: Path) -> str:
             mirror.start()
             mirror.close(patience=None)
             finished = paths.fit is not None
-            mirror.finish("FINISHED" if finished else "KILLED", "" if finished else progress(plan, rows))
+            done = progress(plan, study_rows(plan, paths.ledger.rows()).values())
+            mirror.finish("FINISHED" if finished else "KILLED", "" if finished else done)
     refused = mirror.study.refused
     if mirror.problem and mirror.problem != refused:
         raise SpecError(f"{mirror.problem}. The rows are in {paths.ledger.name}.")
@@ -554,6 +555,6 @@ def mirror_study(spec: StudySpec, results: Path) -> str:
 
 def progress(plan: Plan, rows: Collection[Row]) -> str:
     """Return how many cells of an unfinished study are done, in a sentence; a search may choose fewer than planned."""
-    done = sum(row.status != "failed" for row in rows)
+    done = sum(row.status != "failed" and not row.purpose for row in rows)
     most = "at most " if plan.search.chooses_cells else ""
     return f"Unfinished: {done} of {most}{len(plan.cells)} cells are done."

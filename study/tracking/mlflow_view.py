@@ -1,8 +1,8 @@
 """The saved view of an experiment: the charts with which MLflow's page opens, in MLflow's own format.
 
 MLflow keeps a saved view as a tag of the experiment: a JSON object with its name and, as text, the state of the page. A
-link with its key opens it. The format is that of MLflow 3.17, which documents none; `tests/study/tracking/test_view.py`
-holds it against the installed page.
+link with its key opens it. The format is that of MLflow 3.17, which documents none;
+`tests/study/tracking/test_mlflow_view.py` compares it with the installed page.
 """
 
 import json

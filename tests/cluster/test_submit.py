@@ -336,6 +336,12 @@ def test_a_study_above_50_dollars_is_submitted_only_if_the_user_agrees(at_aws, a
     assert re.search(r"costs about \$5\d\. Submit it\? \[y/N\]", printed)
 
 
+def test_a_study_is_submitted_by_its_name(at_aws, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/spec.yaml").write_text(load_spec("one-gpu-night", ["name=mine"]).to_yaml())
+    assert at_aws("mine", "--yes", "--results", str(tmp_path))[::2] == (0, 1)
+
+
 def test_without_a_terminal_the_command_that_agrees_is_named_and_it_submits(at_aws):
     ended, printed, submitted = at_aws("one-gpu-night")
     assert (ended, submitted) == (2, 0)

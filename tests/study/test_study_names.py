@@ -10,6 +10,7 @@ import study.tracking.mlflow_mirror
 from study.plan.plan import make_plan
 from study.spec.recorded import differences
 from study.spec.study import load_spec
+from study.spec.yaml_file import find
 from study.tracking.study_paths import study_paths
 from tests.study.small import SMALL
 from tests.study.tracking.test_ownership import trained
@@ -114,6 +115,15 @@ def test_a_study_is_read_before_a_file_without_its_ending_and_what_differs_is_sa
     assert "interplay status mine.yaml" in err
     (tmp_path / "other.yaml").write_text(load_spec(SMALL, ["name=other"]).to_yaml())
     assert command("status", "other")[0] == 0
+
+
+def test_a_broken_file_beside_a_study_does_not_stop_its_verbs(command, mine, tmp_path):
+    (tmp_path / "mine.yaml").write_text("frontier: {depths: [1")
+    status, out, err = command("status", "mine", "--json")
+    assert (status, json.loads(out)["counts"]) == (0, {"done": len(make_plan(mine).cells)})
+    assert "mine.yaml is no valid spec" in err
+    (tmp_path / "spec.yaml").write_text(mine.to_yaml())
+    assert find("..", tmp_path / "results") != tmp_path / "results" / ".." / "spec.yaml"
 
 
 def test_rows_of_other_values_are_not_denied(command, mine):

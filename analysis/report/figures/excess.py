@@ -196,7 +196,7 @@ def finding(fit: Fit, table: pd.DataFrame) -> str:
             won = f"{name} {verb} at every size measured ({sizes})"
     worst = last.iloc[-1]
     if worst["excess"] <= worst["margin"]:
-        return f"{won}; at {human(largest)} the seeds cannot tell the depths apart"
+        return f"{won}; at {human(largest)} the losses do not differ significantly"
     costs = "costs" if worst["depth"] == 1 else "cost"
     noise = "" if math.isfinite(worst["margin"]) else " (no noise estimate)"
     return (

@@ -49,7 +49,9 @@
   const [low, high] = [sizes[0], sizes[sizes.length - 1]];
   const UNITS = { k: 1e3, m: 1e6, b: 1e9, t: 1e12, thousand: 1e3, million: 1e6, billion: 1e9, trillion: 1e12 };
   const read = (value) => {
-    const found = /^(\d+(?:\.\d*)?(?:e\+?\d+)?)([a-z]*)$/i.exec(value.replace(/[,_\s]/g, ""));
+    // A comma stands between thousands only: 1,5M is refused.
+    const plain = value.trim().replace(/(\d)[,_\s](?=\d{3}(?!\d))/g, "$1");
+    const found = /^(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([a-z]*)$/i.exec(plain);
     const unit = found && (found[2] ? UNITS[found[2].toLowerCase()] : 1);
     return found && unit ? Number(found[1]) * unit : NaN;
   };
@@ -125,7 +127,7 @@
         `${depth}\u00a0×\u00a0${built(width)}${at ? "" : " costs"} +${digits(cost)}\u00a0%`));
       const tied = others.filter(({ cost, margin }) => margin !== null && cost <= margin).map(({ depth }) => depth);
       answer.textContent = `${human(params)}: ${best.depth} layer${best.depth === 1 ? "" : "s"} ×\u00a0${built(best.width)} wide; `
-        + `${costs.join(", ")}${tied.length ? `; not told apart from the best: ${tied.join(", ")}` : ""}.`;
+        + `${costs.join(", ")}${tied.length ? `; not significantly worse: ${tied.join(", ")}` : ""}.`;
       const exact = found.map(({ depth, width }) => `${depth} × ${width.toFixed(1)}`).join(", ");
       answer.title = `exact widths for ${count === "table" ? "12·L·d² = N" : "this N"}: ${exact}`;
     }

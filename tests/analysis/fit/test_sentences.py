@@ -129,8 +129,8 @@ def test_the_costs_of_other_shapes_are_shares_of_the_loss():
     )
     best = BestShape(37e3, 37632, 4, 27.7, 2.0, (4, 8), shapes, width_step=2)
     assert shape_sentence(best) == (
-        "At 38 thousand parameters: 4 layers × 28 wide; 8 × 20 costs +0.20 %, 2 × 40 +2.0 %, 1 × 56 +6.5 %; seeds "
-        "cannot tell 4 and 8 layers apart."
+        "At 38 thousand parameters: 4 layers × 28 wide; 8 × 20 costs +0.20 %, 2 × 40 +2.0 %, 1 × 56 +6.5 %; the "
+        "losses of 4 and 8 layers do not differ significantly."
     )
 
 

@@ -82,7 +82,7 @@ LINES = {
     "crossing": ({1: (1.0, -0.02), 2: (1.0, -0.12)}, r"^2 layers win above 6\.\d thousand; 1 layer costs"),
     "tied": (
         {1: (1.0, -0.1), 2: (1.0, -0.1)},
-        r"^The runs do not decide between 1 and 2 layers; at 32 thousand the seeds cannot tell",
+        r"^The runs do not decide between 1 and 2 layers; at 32 thousand the losses",
     ),
     "many": (dict.fromkeys((1, 2, 3, 4), (1.0, -0.1)), "^The runs do not decide between the depths;"),
 }
@@ -241,12 +241,15 @@ def test_my_size_and_the_values_under_the_pointer_in_a_browser(tmp_path, study, 
     assert '<form id="my-size" hidden>' in text
     best = found.best[2]
     middle = best.params
-    sizes = [f"{middle:.0f}", f"{middle / 1e3:.6f}k", f"{middle:.6e}", f"{middle:,.0f}", "7B", "many"]
+    thousands = f"{middle / 1e3:.6f}"
+    sizes = [f"{middle:.0f}", f"{thousands}k", f" {thousands} thousand ", f"{middle:.6e}", f"{middle:,.0f}"]
+    sizes += ["7B", "many", "1,5k"]
     driven = text.replace("</body>", DRIVE.replace("SIZES", json.dumps(sizes)))
     page.write_text(re.sub("<meta http-equiv[^>]*>", "", driven))
     said = json.loads(html.unescape(re.search("<title>(.*?)</title>", chromium.dump_dom(page))[1]))
-    plain, *others, outside, unknown, (last, size), tip, (tip_hidden, form_hidden) = said
-    assert others == [plain] * 3
+    plain, *others, outside, unknown, comma, (last, size), tip, (tip_hidden, form_hidden) = said
+    assert others == [plain] * 4
+    assert comma == unknown
     answer, marks = plain
     assert marks == len(best.shapes) == 3
     costs = sorted((shape.excess, shape.depth) for shape in best.shapes)

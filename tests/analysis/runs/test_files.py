@@ -3,10 +3,13 @@ import gzip
 import json
 import lzma
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.errors import InputError
 from analysis.numbers import parse_number
+from analysis.runs.comparison import compare
 from analysis.runs.files import is_table
 from analysis.runs.table import RunTable, read_numbers, read_runs
 
@@ -107,6 +110,21 @@ def test_what_is_no_number(text):
 def test_a_comma_is_decimal_if_one_value_of_the_column_cannot_have_thousands():
     assert read_numbers(pd.Series(["1,156", "12,500"]))[0].tolist() == [1156, 12500]
     assert read_numbers(pd.Series(["3,566", "3,25"]))[0].tolist() == [3.566, 3.25]
+    assert read_numbers(pd.Series(["0,001", "0,003"]))[0].tolist() == [0.001, 0.003]
+
+
+def test_losses_and_learning_rates_have_no_thousands():
+    runs = RunTable.from_frame(FRAME.assign(loss=["3,566", "3,250", "3,125"], lr="1,000", tokens="1,000"))
+    assert runs.used["loss"].tolist() == [3.566, 3.25, 3.125]
+    assert set(runs.used["lr"]) == {1.0}
+    assert set(runs.used["tokens"]) == {1000}
+    table = FRAME.rename(columns={"loss": "ppl"}).assign(ppl=["3,566", "3,250", "3,125"])
+    assert RunTable.from_frame(table).used["loss"].tolist() == pytest.approx(np.log([3566, 3250, 3125]))
+
+
+def test_headings_of_several_levels_are_those_of_a_tracker():
+    table = pd.concat({"config": FRAME.drop(columns="loss"), "summary": FRAME[["loss"]]}, axis=1)
+    assert len(RunTable.from_frame(table).used) == len(FRAME)
 
 
 def test_text_in_a_column_of_numbers_is_named_and_not_counted_as_missing():
@@ -116,3 +134,57 @@ def test_text_in_a_column_of_numbers_is_named_and_not_counted_as_missing():
     runs = RunTable.from_frame(frame)
     assert runs.left_out == [{"row": 2, "reason": "loss is 'pending', not a number"}]
     assert any("tokens is no number in 1 row ('10 parsec')" in note for note in runs.notes)
+
+
+@pytest.mark.parametrize("mark", ["#", "# "])
+def test_a_header_may_begin_with_the_mark_of_a_comment(tmp_path, mark):
+    path = tmp_path / "runs.csv"
+    path.write_text(f"# by hand, loss\n{mark}{FRAME.to_csv(index=False)}")
+    runs = read(path)
+    assert runs.notes[0].startswith("Line 1 ")
+    path.write_text(FRAME.to_csv(index=True, index_label="#"))
+    assert read(path).frame["#"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("orient", ["columns", "index"])
+def test_rows_of_json_may_have_names(tmp_path, orient):
+    path = tmp_path / "runs.json"
+    FRAME.set_axis(["first", "second", "third"]).to_json(path, orient=orient)
+    read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("runs.csv.gz", gzip.compress(FRAME.to_csv().encode())[:20] + b"\xff" * 60),
+        ("runs.csv", b"a" * 200_000 + b"\n1\n"),
+        ("runs.json", b'{"columns": ["depth"], "data": [1]}'),
+        ("runs.json", b'{"columns": [["a", "b"]], "data": [[1]]}'),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=name):
+        read_runs(tmp_path / name)
+
+
+def test_integers_of_any_length_and_lists_are_values_of_other_columns(tmp_path):
+    rows = [
+        {"depth": depth, "width": width, "loss": 4 - depth / 10 - width / 100, "id": 10**400, "betas": [0.9]}
+        for depth in (2, 4)
+        for width in (16, 32, 64)
+    ]
+    path = tmp_path / "runs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert len(compare(read_runs(path)).rows) == len(rows)
+    with pytest.raises(InputError, match="no row whose id"):
+        read_runs(path, where={"id": "1"})
+
+
+def test_two_columns_of_one_name_are_refused():
+    table = FRAME.assign(state="finished")
+    table = pd.concat([table, table[["state"]]], axis=1)
+    with pytest.raises(InputError, match="'state'"):
+        RunTable.from_frame(table)
+    with pytest.raises(InputError, match="'state'"):
+        RunTable.from_frame(table, where={"state": "finished"})

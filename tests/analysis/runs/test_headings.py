@@ -106,6 +106,7 @@ def test_a_training_loss_alone_is_taken_and_said():
         ("eval/PPL", [2.5, 2.25], [math.log(2.5), math.log(2.25)]),
         ("val_bpb", [1.0, 0.75], [math.log(2), 0.75 * math.log(2)]),
         ("bits_per_byte", [1.5, 1.25], [1.5 * math.log(2), 1.25 * math.log(2)]),
+        ("Loss (bits)", [1.5, 1.25], [1.5 * math.log(2), 1.25 * math.log(2)]),
     ],
 )
 def test_a_loss_in_another_unit_is_converted_and_it_is_said(heading, values, nats):

@@ -156,3 +156,11 @@ def test_where_names_what_the_table_lacks():
     for wrong, words in ({"knd": "1"}, "Did you mean 'kind'"), ({"kind": "2"}, "it has 1: 20 rows"):
         with pytest.raises(ValueError, match=words):
             RunTable.from_frame(frame, where=wrong)
+
+
+def test_an_empty_value_is_not_proposed():
+    without = [table().assign(loss=lambda rows, i=i: rows["loss"] + 0.01 * i, norm=None) for i in range(2)]
+    frame = pd.concat([*without, table().assign(loss=lambda rows: rows["loss"] + 0.1, norm="rms")])
+    with pytest.raises(OptionNeededError) as error:
+        compare(RunTable.from_frame(frame.reset_index(drop=True)))
+    assert error.value.options == (("--where", "norm=rms"),)

@@ -20,7 +20,7 @@ from study.spec.yaml_file import SpecLoader
 
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
-    """On a machine whose speed need not be measured, but in the tests of that."""
+    """The speed of the machine need not be measured, but in the tests of that."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "is_worth_timing", lambda plan: False)
 

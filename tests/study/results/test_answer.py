@@ -219,6 +219,9 @@ def test_the_report_of_an_unfinished_grid_has_its_finished_and_planned_cells():
     assert report_facts(spec, plan, table_of(plan.cells), "")["cells"] is None
     part = table_of(plan.cells[:-2])
     assert report_facts(spec, plan, part, "")["cells"] == (plan.cell_count - 2, plan.cell_count)
+    failed = table_of(plan.cells).frame
+    failed = RunTable.from_frame(failed.assign(status=["failed", *failed["status"][1:]]))
+    assert report_facts(spec, plan, failed, "")["cells"] == (plan.cell_count - 1, plan.cell_count)
     # A search that chooses its cells may end before it has trained them all.
     searched = load_spec(SMALL, SEARCH)
     plan = make_plan(searched)

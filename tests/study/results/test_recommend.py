@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from analysis.errors import InputError
 from analysis.fit.document import fit
 from analysis.runs.table import RunTable
-from study.results.recommend import NamedFit, recommend
+from study.results.recommend import NamedFit, compare, recommend
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.002)
@@ -40,3 +41,10 @@ def test_within_the_interval_of_a_crossing_both_depths_are_possible(fitted):
         first, last = shape.depth_interval
         assert first is None or first <= 2
         assert last is None or last >= 4
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "nan", "inf", 0])
+@pytest.mark.parametrize("law", [None, "levine2020", "log3"])
+def test_a_size_that_is_none_is_refused_by_every_source(size, law):
+    with pytest.raises(InputError, match="positive number"):
+        compare([size]) if law is None else recommend(None, law, [size])

@@ -232,7 +232,7 @@ def test_an_unfinished_study_says_how_many_cells_are_done(uri, study):
     study.finish("KILLED", "Unfinished: 7 of 18 cells are done.")
     assert experiment_note(uri).startswith("Unfinished: 7 of 18 cells are done.")
     plan = make_plan(load_spec(SMALL))
-    done = [row("aaaa"), row("bbbb"), row("cccc", status="failed")]
+    done = [row("aaaa"), row("bbbb"), row("cccc", status="failed"), row("dddd", purpose="sensitivity")]
     assert progress(plan, done) == f"Unfinished: 2 of {len(plan.cells)} cells are done."
 
 

@@ -63,7 +63,7 @@ def test_the_charts_are_of_metrics_and_parameters_of_the_cells_and_in_an_open_se
 
 
 def test_the_installed_page_reads_every_name_of_the_view():
-    """Of MLflow's scripts, which have no documented format: another release may name the parts of a view otherwise."""
+    """MLflow documents no format, so another release may name the parts of a view otherwise."""
     text = "".join(path.read_text() for path in SCRIPTS.glob("*.js"))
     envelope = json.loads(saved_view(0))
     state = json.loads(envelope["state"])

@@ -58,7 +58,7 @@ class MixtureData(TextData):
         return [(share, data.source(base)) for share, data in self._shares]
 
     def notes(self, base: Path) -> list[str]:
-        """Those of the parts."""
+        """The notes of the parts."""
         return [note for part in self.parts for note in part.data.notes(base)]
 
     def describe(self) -> str:

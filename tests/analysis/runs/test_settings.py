@@ -140,6 +140,31 @@ def test_the_last_step_of_a_history_counts(name):
     )
 
 
+def test_the_last_step_of_a_history_counts_where_each_run_has_its_final_number_of_tokens():
+    frame = table(tokens=1e7)
+    history = pd.concat(
+        [frame.assign(step=step, loss=frame["loss"] + 1 - step / 300) for step in (100, 200, 300)]
+    )
+    found = compare(RunTable.from_frame(history))
+    assert set(found.rows["step"]) == {300}
+    assert len(found.left_out) == 40
+    # Tokens of each step, and steps of another batch size, are no such history.
+    for other in (
+        history.assign(tokens=history["step"] * 1e5),
+        history.assign(batch_size=1e4 / history["step"]),
+    ):
+        assert not any("its last step" in text for text in compare(RunTable.from_frame(other)).warnings)
+
+
+@pytest.mark.parametrize("name", ["step", "consumed_train_samples"])
+def test_ends_that_differ_between_runs_without_tokens_are_said(name):
+    frame = table()
+    other = frame.assign(**{name: np.where(frame["depth"] == 2, 5000, 10000)})
+    for rows, said in (other, True), (frame.assign(**{name: 5000}), False):
+        warnings = compare(RunTable.from_frame(rows)).warnings
+        assert any("differs between the runs (5000 to 10000)" in text for text in warnings) is said
+
+
 def test_a_switch_that_differs_between_the_shapes_is_said():
     frame = table().assign(positions=lambda rows: np.where(rows["depth"] == 2, "learned", "rotary"))
     assert any(

@@ -13,7 +13,7 @@ from analysis.errors import InputError
 from analysis.intervals import width_of
 from analysis.law.near_optimal import WITHIN, check_within, measured_near_optimal, near_optimal
 from analysis.law.published import LEAST_DEPTH, least_shape, losses_of, published_law, published_shape
-from analysis.law.shape import REACH, Measured, NearOptimal, Shape, buildable_width, flops_hint
+from analysis.law.shape import REACH, Measured, NearOptimal, Shape, buildable_width, check_size, flops_hint
 from analysis.numbers import human, parse_number, short
 
 if TYPE_CHECKING:
@@ -190,9 +190,11 @@ def _sizes(sizes: Sequence[float | str]) -> list[float]:
 
 def _number(size: float | str) -> float:
     try:
-        return parse_number(size) if isinstance(size, str) else float(size)
+        params = parse_number(size) if isinstance(size, str) else float(size)
     except (TypeError, ValueError):
         raise InputError(f"{size!r} is no size; write it as 1e9, or 7B.") from None
+    check_size(params)
+    return params
 
 
 def named_fit(fit: Path | NamedFit) -> NamedFit:

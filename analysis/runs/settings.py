@@ -253,7 +253,7 @@ def _shares(values: pd.Series) -> str:
 
 
 def _needs_choice(name: str, values: pd.Series, why: str) -> OptionNeededError:
-    most = str(values.value_counts().index[0])
+    most = next((str(value) for value in values.value_counts().index if value), "")
     return OptionNeededError(
         f"The column {shortened(name)!r} has several values ({_shares(values)}), and {why}. Compare the rows of one "
         "value, with --where COLUMN=VALUE.",

@@ -300,7 +300,12 @@ def _unseeded(frame: pd.DataFrame, typed: pd.DataFrame, used: pd.DataFrame) -> f
 
 
 def _refuse_other_units(typed: pd.DataFrame, source: str, unit: Unit, heading: str) -> None:
-    """Refuse losses most of which cannot be nats per token."""
+    """Refuse an accuracy, and losses most of which cannot be nats per token."""
+    if {"accuracy", "acc"} & set(words_of(heading)):
+        raise InputError(
+            f"The column {shortened(heading)!r} of {source} is an accuracy by its name, and higher is better there. "
+            "Shapes are compared by a loss in nats per token; name its column with --column loss=HEADING."
+        )
     losses = typed.loc[(typed["status"] == "done") & np.isfinite(typed["loss"]), "loss"]
     if losses.empty or (losses > MOST_LOSS).mean() <= 0.5:
         return

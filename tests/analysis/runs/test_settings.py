@@ -173,6 +173,15 @@ def test_a_switch_that_differs_between_the_shapes_is_said():
     )
 
 
+def test_the_proposed_value_is_one_that_where_takes():
+    frame = pd.concat([table().assign(loss=lambda rows: rows["loss"] + 0.3), table(dataset="c4")]).fillna(
+        {"dataset": ""}
+    )
+    with pytest.raises(OptionNeededError) as caught:
+        compare(RunTable.from_frame(frame))
+    assert caught.value.options == (("--where", "dataset=c4"),)
+
+
 def test_where_names_what_the_table_lacks():
     frame = table().assign(kind=1.0)
     assert len(RunTable.from_frame(frame, where={"kind": "1"}).used) == 20

@@ -187,7 +187,7 @@ def choose(rows: pd.DataFrame) -> Chosen:
             )
         if within:
             tuned.append(name)
-        elif switch and 1 < values.nunique() <= len(rows) / 2:
+        elif 1 < values.nunique() <= len(rows) / 2 and (switch or _by_depth(values, rows["depth"])):
             warnings.append(
                 f"The rows compared differ in {shortened(name)} ({_shares(values)}), which is not read."
             )
@@ -213,6 +213,11 @@ def _worse(rows: pd.DataFrame, tuned: list[str]) -> Iterator[tuple[int, str]]:
         best = means[seeds == seeds.max()].idxmin()
         for row in part.index[part["value"] != best]:
             yield row, f"another {listed(tuned)} of this shape, {best}, was chosen (lowest mean loss)"
+
+
+def _by_depth(values: pd.Series, depths: pd.Series) -> bool:
+    """Whether a setting is the same in all rows of each depth, so that its effect cannot be told from that of depth."""
+    return bool((values.groupby(depths).nunique() == 1).all() and not (values == _values(depths)).all())
 
 
 def _is_switch(values: pd.Series) -> bool:

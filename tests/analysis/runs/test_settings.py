@@ -173,6 +173,18 @@ def test_a_switch_that_differs_between_the_shapes_is_said():
     )
 
 
+@pytest.mark.parametrize("name", ["weight_decay", "num_experts", "batch_size"])
+def test_a_number_that_changes_with_depth_is_said(name):
+    frame = table()
+    by_depth, by_width = (
+        frame.assign(**{name: np.where(condition, 1, 8)})
+        for condition in (frame["depth"] == 2, frame["width"] < 90)
+    )
+    for rows, said in (by_depth, True), (by_width, False):
+        warnings = compare(RunTable.from_frame(rows)).warnings
+        assert any(f"differ in {name} (1: 10 rows, 8: 10 rows)" in text for text in warnings) is said
+
+
 def test_the_proposed_value_is_one_that_where_takes():
     frame = pd.concat([table().assign(loss=lambda rows: rows["loss"] + 0.3), table(dataset="c4")]).fillna(
         {"dataset": ""}

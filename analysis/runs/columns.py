@@ -109,7 +109,7 @@ def _nearest(wanted: str, frame: pd.DataFrame, ours: str) -> str:
 _OTHER_MEANING = frozenset(
     names_in(
         """
-        accuracy acc score f1 bleu rouge reward mmlu step steps iteration iter epoch epochs batch index number rank id
+        accuracy acc f1 bleu rouge reward mmlu step steps iteration iter epoch epochs batch index number rank id
         time seconds head heads kv ffn mlp intermediate
         """
     )

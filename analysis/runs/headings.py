@@ -107,7 +107,7 @@ _NOT_A_LOSS = frozenset(
         regularization weight weights coef coefficient coeff scale scaling scaler delta diff gap std stdev
         sd sem stderr err error var variance ci lower upper low high min max best type name fn function
         reduction chunk chunked chunks target threshold tokens spike spikes accuracy acc time seconds steps
-        epoch seed ratio rank noise ema smoothed smooth count num initial init start smoothing label masked
+        epoch seed ratio rank log2 log10 noise ema smoothed smooth count num initial init start smoothing label masked
         window
         """
     )
@@ -213,7 +213,7 @@ def loss_heading(heading: str) -> LossHeading | None:
         return None
     if have & _PERPLEXITY:
         unit: Unit = "perplexity"
-    elif have & _BITS and (have & {"bpb", "bpc", "bpt"} or "per" in have):
+    elif unit_of(heading) == "bits":
         unit = "bits"
     elif have & _LOSS or {"cross", "entropy"} <= have:
         unit = "nats"
@@ -232,7 +232,8 @@ def unit_of(heading: str) -> Unit:
     have = set(words_of(heading))
     if have & _PERPLEXITY:
         return "perplexity"
-    return "bits" if have & {"bpb", "bpc", "bpt"} or {"bits", "per"} <= have else "nats"
+    in_bits = {"bits", "per"} <= have or re.search(r"[\[(]\s*bits\s*[\])]\s*$", heading, re.I)
+    return "bits" if have & {"bpb", "bpc", "bpt"} or in_bits else "nats"
 
 
 def best_loss(headings: Iterable[str]) -> tuple[LossHeading, ...]:

@@ -261,9 +261,11 @@ def _typed(
         if name in TEXT:
             made[name] = _texts(column)
             continue
-        made[name], texts = read_numbers(column)
+        # A loss of thousands is a perplexity.
+        made[name], texts = read_numbers(column, thousands=name != "loss" or unit == "perplexity")
         if name != "seed" and len(texts):
             unread[name] = texts.set_axis(numbered[texts.index])
+    made["tokens"] = np.where(made["tokens"] > 0, made["tokens"], np.nan)
     own = _numbers(frame[TABLE_PARAMS]) if TABLE_PARAMS in frame.columns else made["params"]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         counted = 12 * made["depth"] * made["width"] ** 2
@@ -343,18 +345,18 @@ def _notes(typed: pd.DataFrame, unread: Mapping[str, pd.Series], unit: Unit, hea
         yield f"Left out, because their runs are not finished: {counted(int(states.sum()), 'row')} ({parts})."
 
 
-def read_numbers(column: pd.Series) -> tuple[npt.NDArray[np.float64], pd.Series]:
+def read_numbers(column: pd.Series, *, thousands: bool = True) -> tuple[npt.NDArray[np.float64], pd.Series]:
     """As floats, NaN for values that are no numbers; and the texts among them that are not empty.
 
     Text is read as `analysis.numbers.parse_number` does. A comma is a decimal point unless all values of the column
-    that have one may have it between thousands.
+    that have one may have it between thousands, or unless the column has no thousands.
     """
     numbers = _numbers(column)
     texts = column[np.isnan(numbers) & column.notna().to_numpy()].map(str).astype(object)
     texts = texts[~texts.str.strip().str.lower().isin(_NO_NUMBER)]
     if texts.empty:
         return numbers, texts
-    decimal = (
+    decimal = not thousands or (
         not texts.str.contains(r"^\W*\d{1,3}(?:,\d{3})+(?!\d)").where(texts.str.contains(",")).dropna().all()
     )
     read = texts.map(lambda text: _parsed(text.replace(",", ".") if decimal else text))

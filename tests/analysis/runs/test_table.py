@@ -231,7 +231,6 @@ def test_a_missing_or_wrongly_named_column_is_refused_with_the_fix(tmp_path, hea
     ("wanted", "other", "guessed"),
     [
         ("loss", "val_acc", False),
-        ("loss", "benchmark_score", False),
         ("loss", "value", True),
         ("width", "head_dim", False),
         ("width", "ffn_dim", False),

@@ -192,6 +192,9 @@ def test_a_size_is_a_number_or_text():
     for wrong in ("seven", None, [1e9]):
         with pytest.raises(InputError, match="is no size"):
             interplay.recommend(wrong, law="liu2026")
+    for wrong in (0, -1, math.inf, math.nan):
+        with pytest.raises(InputError, match="a positive number of parameters"):
+            interplay.recommend(wrong)
 
 
 def test_the_figures_are_those_of_the_report(tmp_path):

@@ -109,7 +109,8 @@ def refusal(values: _Values, family: str, depth: int | None) -> str | None:
     if _HYBRID.match(name):
         return f"mixes softmax attention with another kind of layer (model_type = {family}), {_ALL_LAYERS}"
     for key, value in values.items():
-        unset = value in (None, False, 0, "", [], {})
+        # Mamba's own files have an empty `ssm_cfg`.
+        unset = value in (None, False, 0, "", [], {}) and (key != "ssm_cfg" or value is None)
         if _RECURRENT_KEY.search(key) and not _LOOP_KEY.search(key) and not unset:
             what = "has layers with a recurrence, a convolution or linear attention"
             return f"{what} ({key} = {_short(value)}), {_ALL_LAYERS}"

@@ -203,7 +203,7 @@ def _warnings(model: ModelConfig) -> tuple[str, ...]:
     rank = min(vocabulary, model.embedding_width or math.inf)
     if model.width <= rank:
         return ()
-    what = "vocabulary" if vocabulary == rank else "embedding, which is projected,"
+    what = "vocabulary" if vocabulary == rank else "projected embedding"
     return (
         f"The width {model.width:,} exceeds the rank {rank:,} of its {what}: width beyond that rank adds less, so the "
         "best shape is deeper than by the law (Wies et al. 2021).",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import pandas as pd
 
 from analysis.errors import InputError, OptionNeededError, near_misses, shortened
-from analysis.runs.headings import NAMES, column_of, last_part, loss_heading, words_of
+from analysis.runs.headings import NAMES, column_of, last_part, loss_heading, names_in, words_of
 
 #: The columns of every run table, in this order. N = `params` = 12·L·d² is the paper's count of
 #: non-embedding parameters; `total_params` counts everything; `loss` is in nats per token.
@@ -118,6 +118,17 @@ def _nearest(wanted: str, frame: pd.DataFrame, ours: str) -> str:
     return f" Perhaps --column {ours}={shortened(near[0])}." if near else ""
 
 
+#: Words of measures that are no loss, of numbers of steps and of parts of a layer: no guess at a column has them.
+_OTHER_MEANING = frozenset(
+    names_in(
+        """
+        accuracy acc f1 bleu rouge reward mmlu step steps iteration iter epoch epochs batch index number rank id
+        time seconds head heads kv ffn mlp intermediate
+        """
+    )
+)
+
+
 def _candidates(wanted: str, frame: pd.DataFrame) -> list[str]:
     """Headings that may mean the column, the likeliest first; never one whose values it cannot have."""
     others = [name for name in _unknown(frame) if _may_be(wanted, frame[name], name)]
@@ -125,7 +136,8 @@ def _candidates(wanted: str, frame: pd.DataFrame) -> list[str]:
     common = [ends[name] for name in NAMES.get(wanted, ()) if name in ends]
     near = [ends[name] for name in near_misses(wanted, ends)]
     inside = [name for name in others if wanted in words_of(name)]
-    return common or near or inside or (others if len(others) == 1 else [])
+    alone = len(others) == 1 and not set(words_of(others[0])) & _OTHER_MEANING
+    return common or near or inside or (others if alone else [])
 
 
 def _may_be(column: str, values: pd.Series, heading: str) -> bool:

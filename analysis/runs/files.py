@@ -29,6 +29,8 @@ _COMPRESSED: Mapping[str, Callable[[bytes], bytes]] = {
     ".bz2": bz2.decompress,
     ".xz": lzma.decompress,
 }
+#: How compressed files begin.
+_STARTS: Mapping[str, bytes] = {".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ"}
 #: Endings of spreadsheets, which hold formats and formulas beside the values.
 SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 #: Separators of columns, the likeliest first.
@@ -121,6 +123,10 @@ def _text(path: Path, compressed: str) -> str:
     if zipfile.is_zipfile(io.BytesIO(data)):
         raise InputError(
             f"{path} is a zip archive or a spreadsheet, not text. Save its sheet as CSV and give that file."
+        )
+    if ending := next((ending for ending, start in _STARTS.items() if data.startswith(start)), None):
+        raise InputError(
+            f"{path} is compressed as {ending[1:]}, and its name does not say so: `mv {path} {path}{ending}`."
         )
     try:
         return data.decode("utf-8-sig")

@@ -107,7 +107,7 @@ _NOT_A_LOSS = frozenset(
         regularization weight weights coef coefficient coeff scale scaling scaler delta diff gap std stdev
         sd sem stderr err error var variance ci lower upper low high min max best type name fn function
         reduction chunk chunked chunks target threshold tokens spike spikes accuracy acc time seconds steps
-        epoch seed ratio rank noise ema smoothed smooth count num initial init start smoothing label masked
+        epoch seed ratio rank log2 log10 noise ema smoothed smooth count num initial init start smoothing label masked
         window
         """
     )

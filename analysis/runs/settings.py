@@ -33,7 +33,11 @@ DATA = frozenset(
     )
 )
 #: Names of how far a training is; without tokens the last one of a run counts.
-PROGRESS = ("step", "global_step", "steps", "iteration", "iter", "iterations", "update", "updates", "epoch")
+PROGRESS = names_in(
+    """
+        step global_step steps iteration iter iterations update updates consumed_train_samples consumed_samples epoch
+        """
+)
 #: Words of a name that no loss depends on: names, machines, times and other measures.
 _NO_SETTING = frozenset(
     names_in(
@@ -62,6 +66,8 @@ MOST_VALUES = 8
 _PADDING = 0.05
 #: Relative difference of the last steps of two shapes that is none.
 _SAME_STEP = 0.01
+#: Fewest steps of a run in the middle of all runs that make a history of rows that have the same tokens.
+_HISTORY = 3
 
 
 @dataclass(frozen=True)
@@ -106,30 +112,46 @@ def refuse_other_data(rows: pd.DataFrame, headings: Mapping[str, str]) -> None:
 
 
 def last_steps(rows: pd.DataFrame) -> Chosen:
-    """The last step of each run of a training history; all rows if there are training tokens or no steps."""
-    if rows["tokens"].notna().any():
-        return Chosen(rows, {})
+    """The last step of each run of a training history; all rows if their tokens are those of each step, or no steps.
+
+    Tokens that are the same at every step of a run are those of its end.
+    """
+    known = rows["tokens"].notna().any()
+    settings = [name for name in unread_columns(rows) if _is_setting(name, _values(rows[name]), len(rows))]
+    run = [*(rows[column] for column in (*RUN, "tokens")), *(_values(rows[name]) for name in settings)]
     names = [name for wanted in PROGRESS for name in unread_columns(rows) if last_part(name) == wanted]
     for name in names:
         step = numeric(rows[name])
-        run = [rows[column] for column in RUN]
-        last = step.groupby(run, dropna=False).transform("max")
-        if step.isna().any() or (last == step.groupby(run, dropna=False).transform("min")).all():
+        if step.isna().any():
             continue
+        steps = step.groupby(run, dropna=False)
+        last = steps.transform("max")
         keep = step == last
+        if keep.all() or (known and steps.nunique().median() < _HISTORY):
+            if not known and (differs := _other_ends(last, rows)):
+                return Chosen(
+                    rows, {}, (f"The table has no training tokens, and {shortened(name)} {differs}",)
+                )
+            continue
         left_out = {
             row: f"an earlier {last_part(name)} of a run, whose last one is compared"
             for row in rows.index[~keep]
         }
-        ends = last[keep]
-        text = f"The table has no training tokens; each run counts with its last {shortened(name)}"
-        if ends.max() > ends.min() * (1 + _SAME_STEP):
-            text += (
-                f", which differs between the runs ({ends.min():g} to {ends.max():g}): losses are comparable only at "
-                "equal training tokens. Name their column with --column tokens=HEADING"
-            )
-        return Chosen(rows[keep], left_out, (f"{text}.",))
+        why = "Each run has one number of training tokens" if known else "The table has no training tokens"
+        text = f"{why}; each run counts with its last {shortened(name)}"
+        differs = _other_ends(last[keep], rows[keep])
+        return Chosen(rows[keep], left_out, (f"{text}, which {differs}" if differs else f"{text}.",))
     return Chosen(rows, {})
+
+
+def _other_ends(last: pd.Series, rows: pd.DataFrame) -> str:
+    """How the last steps of runs of equal tokens differ, and what follows; empty if they do not."""
+    ends = last.groupby(rows["tokens"], dropna=False).agg(["min", "max"])
+    if (ends["max"] <= ends["min"] * (1 + _SAME_STEP)).all():
+        return ""
+    text = f"differs between the runs ({last.min():g} to {last.max():g}): losses are comparable only at equal training"
+    name = " Name their column with --column tokens=HEADING." if rows["tokens"].isna().all() else ""
+    return f"{text} tokens.{name}"
 
 
 def choose(rows: pd.DataFrame) -> Chosen:
@@ -154,10 +176,8 @@ def choose(rows: pd.DataFrame) -> Chosen:
         within = (values.groupby(groups, dropna=False).transform("nunique") > 1).any()
         is_tuned = bool(set(words_of(name)) & _TUNED)
         numbers = numeric(values)
-        switch = numbers.isna().any() or set(numbers) <= {0.0, 1.0}
-        # Values of a setting come again in other runs; those of a measure and of a name of the run hardly do.
-        most = len(rows) / 2 if switch else min(len(rows) / 2, MOST_VALUES)
-        if not (is_tuned or values.nunique() <= most):
+        switch = _is_switch(values)
+        if not (is_tuned or _is_setting(name, values, len(rows))):
             continue
         if within and switch and not (is_tuned and numbers.notna().all()):
             raise _needs_choice(
@@ -167,7 +187,7 @@ def choose(rows: pd.DataFrame) -> Chosen:
             )
         if within:
             tuned.append(name)
-        elif switch and 1 < values.nunique() <= len(rows) / 2:
+        elif 1 < values.nunique() <= len(rows) / 2 and (switch or _by_depth(values, rows["depth"])):
             warnings.append(
                 f"The rows compared differ in {shortened(name)} ({_shares(values)}), which is not read."
             )
@@ -193,6 +213,26 @@ def _worse(rows: pd.DataFrame, tuned: list[str]) -> Iterator[tuple[int, str]]:
         best = means[seeds == seeds.max()].idxmin()
         for row in part.index[part["value"] != best]:
             yield row, f"another {listed(tuned)} of this shape, {best}, was chosen (lowest mean loss)"
+
+
+def _by_depth(values: pd.Series, depths: pd.Series) -> bool:
+    """Whether a setting is the same in all rows of each depth, so that its effect cannot be told from that of depth."""
+    return bool((values.groupby(depths).nunique() == 1).all() and not (values == _values(depths)).all())
+
+
+def _is_switch(values: pd.Series) -> bool:
+    """Whether texts are words, or on and off."""
+    numbers = numeric(values)
+    return bool(numbers.isna().any() or set(numbers) <= {0.0, 1.0})
+
+
+def _is_setting(name: str, values: pd.Series, rows: int) -> bool:
+    """Whether a column of this name and these texts is a setting.
+
+    Values of a setting come again in other runs; those of a measure and of a name of the run hardly do.
+    """
+    most = rows / 2 if _is_switch(values) else min(rows / 2, MOST_VALUES)
+    return _may_be_setting(name) and values.nunique() <= most
 
 
 def _may_be_setting(name: str) -> bool:

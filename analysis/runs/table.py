@@ -273,6 +273,7 @@ def _typed(
         made[name], texts = read_numbers(column, thousands=not is_small)
         if name != "seed" and len(texts):
             unread[name] = texts.set_axis(numbered[texts.index])
+    made["tokens"] = np.where(made["tokens"] > 0, made["tokens"], np.nan)
     own = _numbers(frame[TABLE_PARAMS]) if TABLE_PARAMS in frame.columns else made["params"]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         counted = 12 * made["depth"] * made["width"] ** 2
@@ -309,7 +310,12 @@ def _unseeded(frame: pd.DataFrame, typed: pd.DataFrame, used: pd.DataFrame) -> f
 
 
 def _refuse_other_units(typed: pd.DataFrame, source: str, unit: Unit, heading: str) -> None:
-    """Refuse losses most of which cannot be nats per token."""
+    """Refuse an accuracy, and losses most of which cannot be nats per token."""
+    if {"accuracy", "acc"} & set(words_of(heading)):
+        raise InputError(
+            f"The column {shortened(heading)!r} of {source} is an accuracy by its name, and higher is better there. "
+            "Shapes are compared by a loss in nats per token; name its column with --column loss=HEADING."
+        )
     losses = typed.loc[(typed["status"] == "done") & np.isfinite(typed["loss"]), "loss"]
     if losses.empty or (losses > MOST_LOSS).mean() <= 0.5:
         return

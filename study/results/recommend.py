@@ -201,9 +201,11 @@ def _sizes(sizes: Sequence[float | str]) -> list[float]:
 
 def _number(size: float | str) -> float:
     try:
-        return parse_number(size) if isinstance(size, str) else float(size)
+        params = parse_number(size) if isinstance(size, str) else float(size)
     except (TypeError, ValueError):
         raise InputError(f"{size!r} is no size; write it as 1e9, or 7B.") from None
+    check_size(params)
+    return params
 
 
 def named_fit(fit: Path | NamedFit) -> NamedFit:

@@ -59,6 +59,7 @@ KINDS = {
             {"slstm_at": [1]},
             {"lru_width": 2560},
             {"ssm_cfg": {"layer": "Mamba2"}},
+            {"ssm_cfg": {}},
         )
     ],
     "more than once": [

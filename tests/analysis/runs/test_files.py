@@ -2,6 +2,7 @@ import bz2
 import gzip
 import json
 import lzma
+import math
 
 import numpy as np
 import pandas as pd
@@ -125,6 +126,30 @@ def test_losses_and_learning_rates_have_no_thousands():
 def test_headings_of_several_levels_are_those_of_a_tracker():
     table = pd.concat({"config": FRAME.drop(columns="loss"), "summary": FRAME[["loss"]]}, axis=1)
     assert len(RunTable.from_frame(table).used) == len(FRAME)
+
+
+def test_the_comma_of_a_loss_is_decimal_and_that_of_a_perplexity_stands_between_thousands():
+    frame = pd.DataFrame({"depth": 2, "width": [8, 16], "loss": ["3,566", "2,750"]})
+    assert RunTable.from_frame(frame).used["loss"].tolist() == [3.566, 2.75]
+    assert RunTable.from_frame(frame, {"perplexity": "loss"}).used["loss"].tolist() == [
+        math.log(3566),
+        math.log(2750),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
+)
+def test_a_compressed_file_without_its_ending_is_named(tmp_path, ending, pack):
+    path = tmp_path / "runs.csv"
+    path.write_bytes(pack(FRAME.to_csv(index=False).encode()))
+    with pytest.raises(InputError, match=f"mv {path} {path}.{ending}"):
+        read_runs(path)
+
+
+def test_tokens_that_are_not_positive_are_missing():
+    frame = pd.DataFrame({"depth": 2, "width": [8, 16, 32], "loss": 2.5, "tokens": [-1, 0, 1e7]})
+    assert RunTable.from_frame(frame).used["tokens"].notna().tolist() == [False, False, True]
 
 
 def test_text_in_a_column_of_numbers_is_named_and_not_counted_as_missing():

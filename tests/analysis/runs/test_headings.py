@@ -93,6 +93,11 @@ def test_losses_between_which_nothing_decides_are_a_choice_of_the_user(headings)
     assert len(RunTable.from_frame(frame, {"loss": headings[1]}).used) == 2
 
 
+def test_another_logarithm_of_a_loss_is_no_loss():
+    with pytest.raises(InputError, match="no column 'loss'"):
+        RunTable.from_frame(pd.DataFrame({"depth": 2, "width": [8, 16], "log10_loss": [0.48, 0.4]}))
+
+
 def test_a_training_loss_alone_is_taken_and_said():
     runs = RunTable.from_frame(pd.DataFrame({"depth": 2, "width": [8, 16], "train_loss": [3.0, 2.5]}))
     assert runs.used["loss"].tolist() == [3.0, 2.5]
@@ -107,6 +112,7 @@ def test_a_training_loss_alone_is_taken_and_said():
         ("val_bpb", [1.0, 0.75], [math.log(2), 0.75 * math.log(2)]),
         ("bits_per_byte", [1.5, 1.25], [1.5 * math.log(2), 1.25 * math.log(2)]),
         ("Loss (bits)", [1.5, 1.25], [1.5 * math.log(2), 1.25 * math.log(2)]),
+        ("val_loss (bits)", [3.0, 2.5], [3 * math.log(2), 2.5 * math.log(2)]),
     ],
 )
 def test_a_loss_in_another_unit_is_converted_and_it_is_said(heading, values, nats):

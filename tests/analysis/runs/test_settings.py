@@ -140,12 +140,58 @@ def test_the_last_step_of_a_history_counts(name):
     )
 
 
+def test_the_last_step_of_a_history_counts_where_each_run_has_its_final_number_of_tokens():
+    frame = table(tokens=1e7)
+    history = pd.concat(
+        [frame.assign(step=step, loss=frame["loss"] + 1 - step / 300) for step in (100, 200, 300)]
+    )
+    found = compare(RunTable.from_frame(history))
+    assert set(found.rows["step"]) == {300}
+    assert len(found.left_out) == 40
+    # Tokens of each step, and steps of another batch size, are no such history.
+    for other in (
+        history.assign(tokens=history["step"] * 1e5),
+        history.assign(batch_size=1e4 / history["step"]),
+    ):
+        assert not any("its last step" in text for text in compare(RunTable.from_frame(other)).warnings)
+
+
+@pytest.mark.parametrize("name", ["step", "consumed_train_samples"])
+def test_ends_that_differ_between_runs_without_tokens_are_said(name):
+    frame = table()
+    other = frame.assign(**{name: np.where(frame["depth"] == 2, 5000, 10000)})
+    for rows, said in (other, True), (frame.assign(**{name: 5000}), False):
+        warnings = compare(RunTable.from_frame(rows)).warnings
+        assert any("differs between the runs (5000 to 10000)" in text for text in warnings) is said
+
+
 def test_a_switch_that_differs_between_the_shapes_is_said():
     frame = table().assign(positions=lambda rows: np.where(rows["depth"] == 2, "learned", "rotary"))
     assert any(
         "positions (learned: 10 rows, rotary: 10 rows)" in text
         for text in compare(RunTable.from_frame(frame)).warnings
     )
+
+
+@pytest.mark.parametrize("name", ["weight_decay", "num_experts", "batch_size"])
+def test_a_number_that_changes_with_depth_is_said(name):
+    frame = table()
+    by_depth, by_width = (
+        frame.assign(**{name: np.where(condition, 1, 8)})
+        for condition in (frame["depth"] == 2, frame["width"] < 90)
+    )
+    for rows, said in (by_depth, True), (by_width, False):
+        warnings = compare(RunTable.from_frame(rows)).warnings
+        assert any(f"differ in {name} (1: 10 rows, 8: 10 rows)" in text for text in warnings) is said
+
+
+def test_the_proposed_value_is_one_that_where_takes():
+    frame = pd.concat([table().assign(loss=lambda rows: rows["loss"] + 0.3), table(dataset="c4")]).fillna(
+        {"dataset": ""}
+    )
+    with pytest.raises(OptionNeededError) as caught:
+        compare(RunTable.from_frame(frame))
+    assert caught.value.options == (("--where", "dataset=c4"),)
 
 
 def test_where_names_what_the_table_lacks():

@@ -227,6 +227,32 @@ def test_a_missing_or_wrongly_named_column_is_refused_with_the_fix(tmp_path, hea
     assert ("Perhaps" in message) == any("--column " in part and "=" in part for part in words)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "other", "guessed"),
+    [
+        ("loss", "val_acc", False),
+        ("loss", "value", True),
+        ("width", "head_dim", False),
+        ("width", "ffn_dim", False),
+        ("width", "step", False),
+        ("width", "their_size", True),
+    ],
+)
+def test_no_column_is_guessed_whose_heading_names_something_else(wanted, other, guessed):
+    frame = pd.DataFrame({"depth": [1, 2], "width": [8, 16], "loss": [0.5, 0.25]}).rename(
+        columns={wanted: other}
+    )
+    with pytest.raises(InputError, match=f"no column '{wanted}'") as caught:
+        RunTable.from_frame(frame)
+    assert getattr(caught.value, "options", ()) == ((("--column", f"{wanted}={other}"),) if guessed else ())
+
+
+def test_an_accuracy_is_no_loss():
+    frame = pd.DataFrame({"depth": [1, 2], "width": [8, 16], "val_accuracy": [0.5, 0.25]})
+    with pytest.raises(InputError, match="higher is better"):
+        RunTable.from_frame(frame, {"loss": "val_accuracy"})
+
+
 def write(frame, path):
     """Write a table to a file of the format that its ending names."""
     separator = "\t" if path.suffix == ".tsv" else ","

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -206,20 +207,28 @@ def test_library_defect_deepspeed_would_compile_an_op_on_the_cpu():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "apart"), [("fp32", 1e-6), ("bf16", 1e-4)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("network", ["gpt2", "analysed"])
-def test_compiled_layers_share_one_code_and_have_the_losses_of_others(tmp_path, network, precision, apart):
-    cell = golden.cell(depth=3, network=network, precision=precision)
-    plain = train(cell, data_root=tmp_path, evaluations=1)
+def test_compiled_layers_share_one_code_and_have_the_losses_of_others(tmp_path, network, precision):
+    def losses(precision, **options):
+        cell = golden.cell(depth=3, network=network, precision=precision)
+        result = train(cell, data_root=tmp_path, evaluations=1, **options)
+        assert not result.notes
+        return np.array([*(point.train_loss for point in result.points), result.loss])
+
+    exact = losses("fp32")
+    plain = exact if precision == "fp32" else losses(precision)
     counters.clear()
-    ours = train(cell, data_root=tmp_path, layout=Layout(compiled=True), evaluations=1)
+    ours = losses(precision, layout=Layout(compiled=True))
     # For all layers one of training, one of evaluation, and one of its last and smaller batch, each without a break.
     assert (counters["stats"]["unique_graphs"], len(counters["graph_break"])) == (3, 0)
-    assert [p.train_loss for p in ours.points] == pytest.approx(
-        [p.train_loss for p in plain.points], rel=apart
-    )
-    assert ours.loss == pytest.approx(plain.loss, rel=apart)
-    assert not ours.notes
+    if precision == "fp32":
+        np.testing.assert_allclose(ours, plain, rtol=1e-6)
+    else:
+        # Both round to bf16, in another order: on another CPU by 1e-4 at one of 30 steps. Neither may be farther from
+        # fp32 than rounding takes it.
+        far_ours, far_plain = (np.sqrt(np.mean((values / exact - 1) ** 2)) for values in (ours, plain))
+        assert far_ours <= 1.5 * far_plain < 1e-3
 
 
 def test_a_machine_without_a_compiler_trains_and_notes_it(tmp_path, monkeypatch):

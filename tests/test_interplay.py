@@ -197,6 +197,7 @@ def test_a_size_is_a_number_or_text():
             interplay.recommend(wrong)
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_the_report(tmp_path):
     spec = leave_rows(tmp_path, *SEARCHED)
     answer = interplay.fit(spec, results=tmp_path)

@@ -96,7 +96,7 @@ def dashboard(tmp_path, monkeypatch):
     """Start the answers above; return their class."""
     kind = type("Answers", (Dashboard,), {"asked": [], "packages": [], "submitted": [], "answers_before": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     kind.address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.chdir(tmp_path)

@@ -46,6 +46,7 @@ def test_the_ceilings_are_measured(tmp_path):
     assert {"copy on the device", "copy to the device, pageable", "copy to the device, pinned"} < set(rows)
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_a_plain_loop(tmp_path):
     for what, row in rows_of("agreement", tmp_path).items():
         assert row["apart"] < (1e-4 if what.startswith("fp32") else 5e-3)
@@ -181,6 +182,7 @@ script.main()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.slow
 def test_without_a_gpu_the_script_says_so(tmp_path):
     command = [sys.executable, "-m", "tests.gpu", str(tmp_path / "gpu.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -153,7 +153,7 @@ def test_widths_above_the_rank_of_the_embedding_are_warned_of():
     assert "Wies" in warning
     opt = hf.OPTConfig(hidden_size=1024, word_embed_proj_dim=512, num_hidden_layers=24)
     (warning,) = warned(model_config(opt.to_dict(), "OPT-350M"))
-    assert "512 of its embedding" in warning
+    assert "512 of its projected embedding" in warning
 
 
 def test_the_law_whose_models_have_this_size_and_depth_decides_and_another_is_an_extrapolation():

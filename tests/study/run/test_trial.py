@@ -19,6 +19,7 @@ def cell():
     return make_plan(load_spec(SMALL, ["training.steps=60", "training.batch=16"])).cells[0].cell
 
 
+@pytest.mark.slow
 def test_out_of_memory_halves_the_sequences_until_they_fit_and_goes_on_with_the_same_loss(cell, tmp_path):
     tried = []
 

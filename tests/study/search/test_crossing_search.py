@@ -294,6 +294,7 @@ def test_how_often_a_search_plans_follows_from_its_workers(workers, most, monkey
     assert most // 2 < len(plans) <= most
 
 
+@pytest.mark.slow
 def test_what_a_cell_costs_a_search_does_not_grow_with_the_cells(monkeypatch):
     spec, plan = study_of("max_cells: 100, halfwidth: 1e-6")
     lines, judged = counted(monkeypatch, crossing, "row_of"), counted(monkeypatch, crossing, "reached")

@@ -106,6 +106,7 @@ def test_more_trials_than_candidates_tries_each_once():
     assert len(order) == 15
 
 
+@pytest.mark.slow
 def test_gp_finds_the_best_candidate_of_a_known_landscape():
     overrides = (
         "search.sampler=gp",

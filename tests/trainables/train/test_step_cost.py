@@ -11,6 +11,7 @@ from trainables.model.gpt2 import ATTENTION
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.slow
 def test_on_one_rank_a_layer_adds_the_kernels_of_plain_torch_and_no_read(tmp_path, precision):
     plain = per_layer(of_plain_torch, precision)
     assert per_layer(of_cell, tmp_path, Layout(), {"precision": precision}) == plain

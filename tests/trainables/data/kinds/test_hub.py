@@ -161,7 +161,7 @@ def fake_hub():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     server.daemon_threads = True
     server.silent = False
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
 

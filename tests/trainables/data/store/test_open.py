@@ -225,6 +225,7 @@ def test_encoding_while_reading_gives_the_tokens_of_packing_a_copy(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"tokenizer": "bpe", "vocabulary": 300}])
+@pytest.mark.slow
 def test_packing_takes_no_more_disk_than_estimated(tmp_path, monkeypatch, options):
     (tmp_path / "a.txt").write_text(numbered(150_000, 7))
     spec = FilesData(path=str(tmp_path / "a.txt"), **options)

@@ -210,6 +210,7 @@ def test_the_noise_says_where_it_comes_from(found, pilot_frame):
     assert "no noise estimate" in noise_sentence(unknown)
 
 
+@pytest.mark.slow
 def test_few_of_many_undecided_pairs_are_listed(line_frame):
     frame = line_frame(dict.fromkeys(range(1, 9), (1.0, -0.1)), sd=0.02)
     found = fit(RunTable.from_frame(frame, count="table"))

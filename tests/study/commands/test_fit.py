@@ -30,6 +30,7 @@ def leave_rows(folder, *changes):
 
 
 @pytest.mark.parametrize("part", ["frontier.depths=[1]", "training.seeds=1", "training.steps=300"])
+@pytest.mark.slow
 def test_a_part_of_a_study_does_not_replace_its_page(command, tmp_path, part):
     folder = leave_rows(tmp_path)
     chosen = [SMALL, "frontier.depths=[1, 2]", "--results", str(tmp_path)]

@@ -58,6 +58,7 @@ def run_and_die(stage, spec, results):
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.slow
 def test_a_driver_killed_anywhere_on_a_rows_way_loses_and_doubles_nothing(stage, spec, tmp_path):
     results = tmp_path / "results"
     child = multiprocessing.get_context("fork").Process(target=run_and_die, args=(stage, spec, results))

@@ -254,6 +254,7 @@ def test_every_search_leaves_studies_that_plain_optuna_opens(tmp_path, sampler):
 
 @pytest.mark.parametrize("sampler", ["grid", "crossing", "frontier"])
 @pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.slow
 def test_a_killed_driver_goes_on_from_the_rows_and_makes_a_lost_database_again(tmp_path, sampler, lost):
     whole, path = tmp_path / "whole.db", tmp_path / "optuna.db"
     searched(whole, sampler)

@@ -20,6 +20,7 @@ def test_on_one_rank_a_layer_adds_the_kernels_of_plain_torch_and_no_read(tmp_pat
 
 
 @pytest.mark.parametrize("parametrisation", ["sp", "completep"])
+@pytest.mark.slow
 def test_on_one_rank_a_step_reads_the_device_for_the_point_of_its_curve_alone(tmp_path, parametrisation):
     """The three reads of a point: whether the loss is finite, the loss, the norm."""
     recipe = {"precision": "bf16", "parametrisation": parametrisation}

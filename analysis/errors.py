@@ -36,6 +36,11 @@ def shortened(text: str, most: int = 60) -> str:
     return f"{text[: most - end - 1]}…{text[-end:]}"
 
 
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Return ` Did you mean 'loss'?` if one of `words` may be meant, else an empty text."""
+    return "".join(f" Did you mean {near!r}?" for near in near_misses(word, words))
+
+
 def near_misses(word: str, words: Iterable[str]) -> list[str]:
     """Return the one of `words` that `word` may be a misspelling of, or an empty list; case does not count."""
     by_lower = {other.lower(): other for other in words}

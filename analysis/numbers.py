@@ -134,11 +134,12 @@ def human_range(interval: _Ends | None) -> str:
 
     An end below a thousand is counted in thousands if the other is above: 0.86–28 thousand, not 864–28 thousand.
     """
-    thousands = interval is not None and (interval[1] or 0) >= 1000 > (interval[0] or 1000)
-    if interval and thousands and interval[0]:
-        low = f"{digits(interval[0] / 1000)} thousand"
-        return re.sub(r"^(\S+) (\w+)–(\S+) \2$", r"\1–\3 \2", f"{low}–{human(interval[1] or 0)}")
-    return re.sub(r"^(\S+) (\w+)–(\S+) \2$", r"\1–\3 \2", span(interval, human))
+    low, high = interval or (None, None)
+    if low and high and low < 1000 <= high:
+        text = f"{digits(low / 1000)} thousand–{human(high)}"
+    else:
+        text = span(interval, human)
+    return re.sub(r"^(\S+) (\w+)–(\S+) \2$", r"\1–\3 \2", text)
 
 
 def factors(interval: _Ends | None) -> str:

@@ -31,7 +31,6 @@ VERBS = {
 OPTIONS = {
     **dict.fromkeys(("--time", "--hour", "--duration", "--budget"), "--hours"),
     **dict.fromkeys(("--output", "--folder", "--dir", "-o"), "--out"),
-    **dict.fromkeys(("--compute", "--flop"), "--flops"),
     **dict.fromkeys(("--text", "--corpus", "--path"), "--data"),
     **dict.fromkeys(("--gpu", "--gpus"), "--device"),
     **dict.fromkeys(("--jobs", "--slots", "--parallel", "--workers"), "-j"),

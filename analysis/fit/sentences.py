@@ -237,12 +237,16 @@ def used_sentence(fit: Fit) -> str:
     count, entered = fit.used + len(fit.left_out), fit.used + fit.merged
     if not count or entered >= MOSTLY * count:
         return ""
+    return f"{entered} of {count} rows are used; left out: {reasons_phrase(fit)}."
+
+
+def reasons_phrase(fit: Fit) -> str:
+    """The most frequent reasons of the rows left out, each with its number of rows."""
     reasons = reason_counts(fit)
-    more = (
-        f", and {counted(len(reasons) - MOST_REASONS, 'other reason')}" if len(reasons) > MOST_REASONS else ""
-    )
     parts = [f"{number} × {reason}" for reason, number in reasons[:MOST_REASONS]]
-    return f"{entered} of {count} rows are used; left out: {'; '.join(parts)}{more}."
+    if len(reasons) > MOST_REASONS:
+        parts.append(f"and {counted(len(reasons) - MOST_REASONS, 'other reason')}")
+    return "; ".join(parts)
 
 
 def reason_counts(fit: Fit) -> list[tuple[str, int]]:

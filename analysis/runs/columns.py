@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from analysis.errors import InputError, OptionNeededError, near_misses, shortened
+from analysis.errors import InputError, OptionNeededError, did_you_mean, near_misses, shortened
 from analysis.runs.headings import NAMES, column_of, last_part, loss_heading, names_in, words_of
 
 #: The columns of every run table, in this order. N = `params` = 12·L·d² is the paper's count of
@@ -59,10 +59,9 @@ def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.D
     """
     for ours, theirs in columns.items():
         if ours not in _NAMES:
-            near = near_misses(ours, _NAMES)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise InputError(
-                f"{shortened(ours)!r} is not a column of a run table; those are {', '.join(_NAMES)}.{hint}"
+                f"{shortened(ours)!r} is not a column of a run table; those are {', '.join(_NAMES)}."
+                f"{did_you_mean(ours, _NAMES)}"
             )
         if theirs not in frame.columns:
             there = ours in frame.columns

@@ -39,7 +39,7 @@ _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _COMMA = r"[+-]?(?:\d+|\d{1,3}(?:\.\d{3})+)?,\d+(?:[eE][+-]?\d+)?"
 
 #: Words for an empty cell of a CSV file; in the column of the loss "nan" is the loss of a diverged run instead.
-_EMPTY = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "None", "null", "NULL", "nan", "NaN", "-nan", "-NaN")
+EMPTY = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "None", "null", "NULL", "nan", "NaN", "-nan", "-NaN")
 
 
 def is_table(name: str) -> bool:
@@ -163,7 +163,7 @@ def _read_separated(
     found = best_loss(map(str, header))
     losses = {columns.get("loss", "loss"), *(item.heading for item in found)}
     # No word is empty in the column of the loss, which becomes text if it has anything but numbers.
-    empty = {name: [] if name in losses else list(_EMPTY) for name in header}
+    empty = {name: [] if name in losses else list(EMPTY) for name in header}
     with warnings.catch_warnings():
         # Values beyond the header would be lost with a warning only.
         warnings.simplefilter("error", pd.errors.ParserWarning)

@@ -264,7 +264,6 @@ def read_headings(headings: Iterable[object], given: Mapping[str, str], own: Ite
     names = [str(name) for name in headings]
     free = [name for name in names if name not in given.values()]
     taken: dict[str, str] = {}
-    notes: list[str] = []
     also: dict[str, list[str]] = {}
     places: dict[str, list[tuple[int, int, str]]] = {}
     for heading in free:
@@ -280,11 +279,12 @@ def read_headings(headings: Iterable[object], given: Mapping[str, str], own: Ite
         ):
             places.setdefault(lower, []).append((0, len(heading), heading))
     for column, candidates in places.items():
-        first, *others = [heading for _, _, heading in sorted(candidates)]
-        taken[column] = first
-        also[column] = others
+        taken[column], *also[column] = [heading for _, _, heading in sorted(candidates)]
+    notes: list[str] = []
     if "loss" not in given:
-        _take_loss(free, names, taken, also, notes)
+        loss, others, notes = _find_loss(free, names)
+        if loss and loss != "loss":
+            taken["loss"], also["loss"] = loss, others
     read = [
         f"{shortened(heading)} as {column}"
         + (f" (not {', '.join(map(shortened, also[column]))})" if also[column] else "")
@@ -295,9 +295,8 @@ def read_headings(headings: Iterable[object], given: Mapping[str, str], own: Ite
     return Headings(taken, tuple(notes))
 
 
-def _take_loss(
-    free: list[str], names: list[str], taken: dict[str, str], also: dict[str, list[str]], notes: list[str]
-) -> None:
+def _find_loss(free: list[str], names: list[str]) -> tuple[str | None, list[str], list[str]]:
+    """The heading of the loss among those that are free, the other headings of a loss, and notes; None without one."""
     best = best_loss(free)
     if len(best) > 1:
         several = ", ".join(shortened(item.heading) for item in best)
@@ -306,19 +305,16 @@ def _take_loss(
         )
     if not best:
         # The objective of a table of Optuna's trials.
-        if "value" in free and {"number", "state"} <= set(names):
-            taken["loss"], also["loss"] = "value", []
-        return
+        is_optuna = "value" in free and {"number", "state"} <= set(names)
+        return "value" if is_optuna else None, [], []
     (chosen,) = best
-    others = [
-        item.heading for heading in free if (item := loss_heading(heading)) and heading != chosen.heading
-    ]
-    if chosen.heading != "loss":
-        taken["loss"], also["loss"] = chosen.heading, others
-    elif others:
+    others = [heading for heading in free if heading != chosen.heading and loss_heading(heading)]
+    notes = []
+    if chosen.heading == "loss" and others:
         notes.append(f"The loss is the column loss, not {', '.join(map(shortened, others))}.")
     if chosen.data == 2:
         notes.append(
             f"{shortened(chosen.heading)} is a training loss, and the table has no evaluation loss: a model that has "
             "seen data several times looks better by it than on new data."
         )
+    return chosen.heading, others, notes

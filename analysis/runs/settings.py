@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.errors import InputError, OptionNeededError, near_misses, shortened
+from analysis.errors import InputError, OptionNeededError, did_you_mean, shortened
 from analysis.numbers import counted, first_few, listed
 from analysis.runs.columns import COLUMNS, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, numeric
 from analysis.runs.headings import last_part, loss_heading, names_in, words_of
@@ -173,13 +173,12 @@ def choose(rows: pd.DataFrame) -> Chosen:
         if not _may_be_setting(name):
             continue
         values = _values(rows[name])
-        within = (values.groupby(groups, dropna=False).transform("nunique") > 1).any()
         is_tuned = bool(set(words_of(name)) & _TUNED)
-        numbers = numeric(values)
-        switch = _is_switch(values)
         if not (is_tuned or _is_setting(name, values, len(rows))):
             continue
-        if within and switch and not (is_tuned and numbers.notna().all()):
+        within = (values.groupby(groups, dropna=False).transform("nunique") > 1).any()
+        switch = _is_switch(values)
+        if within and switch and not (is_tuned and numeric(values).notna().all()):
             raise _needs_choice(
                 name,
                 values,
@@ -276,8 +275,7 @@ def rows_where(frame: pd.DataFrame, conditions: Mapping[str, str], source: str) 
     keep = np.ones(len(frame), dtype=bool)
     for name, value in conditions.items():
         if name not in frame.columns:
-            near = near_misses(name, map(str, frame.columns))
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, map(str, frame.columns))
             raise InputError(f"{source} has no column {shortened(name)!r}, which --where names.{hint}")
         values = _values(frame[name])
         keep &= (values == _values(pd.Series([value], dtype=object)).iloc[0]).to_numpy()

@@ -29,7 +29,7 @@ from analysis.runs.columns import (
     rename,
     require,
 )
-from analysis.runs.files import read_file
+from analysis.runs.files import EMPTY, read_file
 from analysis.runs.headings import Headings, Unit, names_in, read_headings, scale_of, unit_of, words_of
 from analysis.runs.settings import rows_where, unread_columns
 
@@ -60,7 +60,7 @@ _NATS: Mapping[Unit, tuple[str, str]] = {
     "bits": ("bits", "times ln 2 they are compared, in nats per token or byte, as the bits are"),
 }
 #: Columns of losses in another unit that `--column` takes.
-UNITS: Mapping[str, Unit] = {"perplexity": "perplexity", "bits": "bits"}
+UNITS: tuple[Unit, ...] = ("perplexity", "bits")
 
 _PREFIX = "mlflow:"
 #: Beyond it not all whole numbers are floats: such seeds are labels, and such sizes are errors.
@@ -68,7 +68,7 @@ _EXACT = 2.0**53
 #: The columns that are read.
 _READ = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
 #: Texts of a loss that is not finite, and of an empty cell.
-_NO_NUMBER = frozenset({"", "nan", "-nan", "na", "n/a", "#n/a", "<na>", "none", "null", "inf", "-inf"})
+_NO_NUMBER = frozenset({word.lower() for word in EMPTY} | {"inf", "-inf"})
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class RunTable:
         refuse_repeated(frame, source)
         frame = _plain(frame)
         given = dict(columns or {})
-        unit = next((unit for name, unit in UNITS.items() if name in given), None)
+        unit = next((name for name in UNITS if name in given), None)
         if unit is not None:
-            given["loss"] = given.pop(next(name for name in UNITS if name in given))
+            given["loss"] = given.pop(unit)
         rows = rows_where(frame, where or {}, source)
         frame = frame.iloc[rows].reset_index(drop=True)
         headings = _headings(frame, given)

@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from analysis.law.shape import Measured, Shape, flops_hint
-from analysis.numbers import counted, digits, ends, human, layers, percent, short, span
+from analysis.numbers import digits, ends, human, layers, percent, short, span
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
 from study.command_line import command, relative
 from study.errors import SpecError
@@ -144,19 +144,14 @@ def fit_table(result: "Fit") -> RenderableType:
 
 def _left_out_text(result: "Fit") -> str:
     """How many rows are left out, and the most frequent reasons; empty if all are used."""
-    from analysis.fit.sentences import MOST_REASONS, reason_counts, used_sentence
+    from analysis.fit.sentences import reasons_phrase, used_sentence
 
     count = len(result.left_out)
     if not count or used_sentence(result):
         return ""  # the first line has it
-    reasons = reason_counts(result)
-    parts = [f"{number} × {reason}" for reason, number in reasons[:MOST_REASONS]]
-    if len(reasons) > MOST_REASONS:
-        parts.append(f"and {counted(len(reasons) - MOST_REASONS, 'other reason')}")
     used = f"{result.used + result.merged} of {result.used + count} rows are used"
-    return (
-        f"{used}. Left out, or merged into others: {'; '.join(parts)}. `--json` has the reason of each row."
-    )
+    reasons = reasons_phrase(result)
+    return f"{used}. Left out, or merged into others: {reasons}. `--json` has the reason of each row."
 
 
 def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType:

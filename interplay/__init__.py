@@ -3,6 +3,7 @@
     import interplay
     answer = interplay.fit(frame, depth="n_layer", width="d_model", loss="val_loss")
     answer.recommend(1e9)
+    interplay.recommend(flops=1e20)
 
 Nothing is printed. A source of runs is the name of a preset, the path of a YAML file or a spec, for the rows of a study
 in `results`; the path of a run table; the name `mlflow:EXPERIMENT`; or a DataFrame of any library or a list of dicts,
@@ -24,19 +25,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.errors import InputError
-from analysis.law.near_optimal import WITHIN
+from analysis.law.near_optimal import WITHIN, Within
 from interplay.errors import explained
 
 if TYPE_CHECKING:
     # Loaded when a function is called: each takes seconds.
     import pandas as pd
 
+    from analysis.audit.recommend import Comparison
     from analysis.audit.verdict import Audit
-    from analysis.law.shape import Shape
+    from analysis.fit.recommendation import NamedFit
+    from analysis.law.shape import ComputeShape, Shape
     from analysis.runs.table import Count, RunTable
     from interplay.answer import Answer, StudyPlan
     from study.results.answer import Runs
-    from study.results.recommend import Comparison, NamedFit
     from study.spec.study import StudySpec
 
 __all__ = ["audit", "fit", "load_spec", "plan", "read", "recommend", "report", "run"]
@@ -169,34 +171,36 @@ def fit(
 
 @explained()
 def recommend(
-    params: float | str,
+    params: float | str | None = None,
     *,
+    flops: float | str | None = None,
     law: str | None = None,
     fit: "Answer | str | Path | None" = None,
-    within: float = WITHIN,
-) -> "Shape | Comparison":
+    within: Within = WITHIN,
+) -> "Shape | Comparison | ComputeShape":
     """Return the best shape of N non-embedding parameters, by a law or a fit, or by all published evidence.
 
     Without `law` and `fit` it is a `Comparison`: the shape by each published law, and the depths that are near-optimal
-    by all laws of the loss.
+    by all laws of the loss. With `flops` it is the `ComputeShape`: depth, width, N and training tokens of least loss;
+    of the published laws, liu2026 has a term of the tokens.
 
     Args:
         params: N, as a number or as text such as "7B".
+        flops: a budget of training FLOPs instead of N, such as 1e20.
         law: levine2020, liu2026, or log3, the least depth by theory.
         fit: an answer, or the path of a `fit.json`.
         within: nats per token within which a depth counts as near-optimal.
 
     Raises:
-        InputError: both `law` and `fit`, the size or the law is wrong, the file cannot be read, or there is no answer
-            at N, which published laws have up to ten times the largest size that they were fitted on.
+        InputError: both `law` and `fit`, both or none of `params` and `flops`, one of these or the law is wrong, the
+            file cannot be read, or there is no answer at N, which published laws have up to ten times the largest size
+            that they were fitted on.
     """
-    from study.results.recommend import compare
-    from study.results.recommend import recommend as recommended
+    from analysis.audit.recommend import compare, recommend_one
 
-    if law is None and fit is None:
+    if params is not None and flops is None and law is None and fit is None:
         return compare([params], within)[0]
-    _, (shape,) = recommended(_named(fit), law, [params], within)
-    return shape
+    return recommend_one(_named(fit), law, params, flops, within)
 
 
 @explained()
@@ -216,7 +220,7 @@ def audit(
     vocabulary: int | None = None,
     law: str | None = None,
     fit: "Answer | str | Path | None" = None,
-    within: float = WITHIN,
+    within: Within = WITHIN,
 ) -> "Audit":
     """Compare a model, by its HuggingFace config or its shape, with all published evidence, or with one law or fit.
 
@@ -243,8 +247,8 @@ def audit(
 
 
 def _named(fit: "Answer | str | Path | None") -> "Path | NamedFit | None":
+    from analysis.fit.recommendation import NamedFit
     from study.results.fit_files import fit_file
-    from study.results.recommend import NamedFit
 
     if fit is None or isinstance(fit, str | Path):
         return None if fit is None else fit_file(Path(fit), Path("results"))

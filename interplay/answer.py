@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from analysis.errors import shortened
 from analysis.fit.document import Fit
 from analysis.fit.sentences import answers
-from analysis.law.near_optimal import WITHIN
-from analysis.law.shape import Shape
+from analysis.law.near_optimal import WITHIN, Within
+from analysis.law.shape import ComputeShape, Shape
 from analysis.numbers import counted, duration, prefixed
 from analysis.runs.table import RunTable
 from interplay.errors import explained
@@ -100,16 +100,18 @@ class Answer:
         return pd.DataFrame(rows, columns=columns)
 
     @explained()
-    def recommend(self, params: float | str, within: float = WITHIN) -> Shape:
-        """Return the best shape of N non-embedding parameters, a number or text such as "7B".
+    def recommend(
+        self, params: float | str | None = None, within: Within = WITHIN, *, flops: float | str | None = None
+    ) -> Shape | ComputeShape:
+        """Return the best shape of N non-embedding parameters, or of a compute in FLOPs; numbers or text such as "7B".
 
         Raises:
-            InputError: this is no size, or the fit has no answer there.
+            InputError: not one of `params` and `flops` is given, this is no size, or the fit has no answer there.
         """
-        from study.results.recommend import NamedFit, recommend
+        from analysis.audit.recommend import recommend_one
+        from analysis.fit.recommendation import NamedFit
 
-        _, (shape,) = recommend(NamedFit(self.title, self.fit), None, [params], within)
-        return shape
+        return recommend_one(NamedFit(self.title, self.fit), None, params, flops, within)
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures of the report by the names of their files; those that the data do not allow are absent."""

@@ -90,7 +90,10 @@ TokensOption = Annotated[
     float | None, typer.Option(help="compare at these training tokens; default: the most all shapes have")
 ]
 WithinOption = Annotated[
-    float, typer.Option(metavar="NATS", help="show the depths within this many nats per token of the best")
+    str,
+    typer.Option(
+        metavar="NATS", help="what a depth may lose: nats per token, or a share of the loss as 0.5%"
+    ),
 ]
 ClusterOption = Annotated[
     str | None, typer.Option(metavar="FILE", help="the cluster file, such as cluster/aws.yaml")
@@ -393,16 +396,39 @@ def recommend(
             help="levine2020, liu2026, or log3: the least depth by theory; default: all published evidence",
         ),
     ] = None,
-    within: WithinOption = WITHIN,
+    flops: Annotated[
+        list[str] | None,
+        typer.Option("--flops", metavar="C", help="a budget of training FLOPs, instead of sizes; repeatable"),
+    ] = None,
+    within: WithinOption = str(WITHIN),
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
-    """Give the best depth and width for a size. From a study's fit or a law, else by all published evidence."""
-    from study.commands.output import comparison_table, recommendation_table
-    from study.results.fit_files import fit_file
-    from study.results.recommend import compare
-    from study.results.recommend import recommend as recommended
+    """Give the best depth and width for a size or a compute.
 
+    From a study's fit or a law, else by all published evidence.
+    """
+    from analysis.audit.recommend import compare, recommend_at_compute
+    from analysis.audit.recommend import recommend as recommended
+    from study.commands.output import comparison_table, compute_shapes_table, recommendation_table
+    from study.results.fit_files import fit_file
+
+    if flops:
+        by = [*(("--fit", str(fit)) if fit else ()), *(("--law", law) if law else ())]
+        if sizes:
+            one = command("recommend", *by, *sizes)
+            several = command("recommend", *by, *(part for C in (*flops, *sizes) for part in ("--flops", C)))
+            raise AnalysisError(
+                f"Give sizes or budgets of FLOPs, not both. Only sizes: `{one}`. Only FLOPs: `{several}`"
+            )
+        if within != str(WITHIN):
+            raise AnalysisError(
+                "--within is for sizes, at which all depths have one N. Without it: "
+                + command("recommend", *by, *(part for C in flops for part in ("--flops", C)))
+            )
+        words, at = recommend_at_compute(fit and fit_file(fit, results), law, flops)
+        show(to_json(at), compute_shapes_table(words, at), as_json=as_json)
+        return
     if fit is None and law is None:
         found = compare(sizes or (), within)
         show(to_json(found), comparison_table(found), as_json=as_json)
@@ -430,7 +456,7 @@ def audit(
     figure: Annotated[
         Path | None, typer.Option(help="with --known: write a figure, as PNG, SVG or PDF by the ending")
     ] = None,
-    within: WithinOption = WITHIN,
+    within: WithinOption = str(WITHIN),
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:

@@ -35,6 +35,7 @@ OPTIONS = {
     **dict.fromkeys(("--gpu", "--gpus"), "--device"),
     **dict.fromkeys(("--jobs", "--slots", "--parallel", "--workers"), "-j"),
     **dict.fromkeys(("--confidence", "--alpha"), "--level"),
+    **dict.fromkeys(("--compute", "--flop"), "--flops"),
     **dict.fromkeys(("--col", "--columns", "--rename"), "--column"),
 }
 

@@ -66,6 +66,7 @@ ELSEWHERE = {
         ),
         "tests/coverage, with fewer studies",
     ),
+    ".venv/bin/python -m tests.coverage.reader --studies 20": "tests/coverage/test_reader.py, without a fit",
     ".venv/bin/python -m tests.bench plan": "test_bench.py, with the interpreter it has",
     "torchrun --nproc-per-node 2 -m trainables cell.json --tensor-parallel 2": "test_parallel.py, on another cell",
     "interplay export text L4-d24-s0 --out model": "tests/study/results/test_export.py, another study",

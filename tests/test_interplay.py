@@ -23,6 +23,7 @@ from study.plan.plan import make_plan
 from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
 from tests.command import interplay as command
+from tests.isoflop import isoflop_table
 from tests.notebook import NOTEBOOK, ROOT, execute
 from tests.study.small import SMALL
 from tests.tables import CROSSINGS, foreign_runs
@@ -169,7 +170,21 @@ def test_sizes_are_recommended_by_an_answer_a_file_or_a_law(answer, tmp_path):
     assert interplay.audit(depth=12, width=768).verdict == "near the best"
 
 
-@pytest.mark.parametrize("factor", [1, 30])
+def test_a_budget_of_flops_is_recommended_by_an_answer_a_file_or_a_law(answer, tmp_path):
+    isoflop = interplay.fit(isoflop_table())
+    found = isoflop.recommend(flops=1e18)
+    assert found == isoflop.fit.compute.at(1e18) == interplay.recommend(flops="1e18", fit=isoflop)
+    (tmp_path / "fit.json").write_text(json.dumps(isoflop.to_json()))
+    assert interplay.recommend(flops=1e18, fit=tmp_path / "fit.json") == found
+    assert interplay.recommend(flops=1e20) == interplay.recommend(flops=1e20, law="liu2026")
+    with pytest.raises(InputError, match="isoFLOP"):
+        answer.recommend(flops=1e18)
+    for both in ({}, {"params": 1e9, "flops": 1e20}):
+        with pytest.raises(InputError, match="not both"):
+            interplay.recommend(**both)
+
+
+@pytest.mark.parametrize("factor", [0.1, 1])
 def test_an_answer_recommends_and_audits_as_its_file_does(answer, tmp_path, factor):
     answer.report(tmp_path)
     size = factor * float(answer.best.params.iloc[-1])
@@ -189,7 +204,7 @@ def test_an_answer_recommends_and_audits_as_its_file_does(answer, tmp_path, fact
 def test_a_size_is_a_number_or_text():
     sizes = (7e9, 7_000_000_000, "7B", "7e9")
     assert len({interplay.recommend(size, law="liu2026") for size in sizes}) == 1
-    for wrong in ("seven", None, [1e9]):
+    for wrong in ("seven", [1e9]):
         with pytest.raises(InputError, match="is no size"):
             interplay.recommend(wrong, law="liu2026")
     for wrong in (0, -1, math.inf, math.nan):
@@ -385,6 +400,6 @@ def test_the_notebook_runs_and_its_outputs_are_those_of_this_code():
 
     assert texts(fresh) == texts(stored), "run `python -m tests.notebook`"
     assert names["answer"].to_json()["rows"]["used"] == 22
-    assert round(names["best"].depth_exact) == 34
+    assert round(names["best"].depth_exact) == 37
     pictures = [o["data"].get("image/png", "") for c in stored["cells"] for o in c.get("outputs", ())]
     assert 10_000 < max(map(len, pictures)) < 80_000

@@ -5,13 +5,14 @@
 each at three checkpoints.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from analysis.law.near_optimal import near_optimal
+from analysis.law.near_optimal import Within, nats_of, near_optimal
 from analysis.law.published import PUBLISHED, AdditiveLaw, PublishedLaw, published_shape
 from analysis.law.shape import REACH, NearOptimal, Shape
 from analysis.numbers import human
@@ -38,7 +39,7 @@ class Evidence:
     sizes: tuple[float, float] | None
     depths: tuple[float, float] | None
     best: Callable[[float], Shape]
-    losses: Callable[[float, float | None, float], NearOptimal | None]
+    losses: Callable[[float, float | None, Within], NearOptimal | None]
     law: PublishedLaw | None = None
 
     def beyond(self, params: float) -> float:
@@ -54,10 +55,10 @@ class Evidence:
 def law_evidence(name: str, law: PublishedLaw) -> Evidence:
     """The evidence of one published law."""
 
-    def losses(params: float, depth: float | None, within: float) -> NearOptimal | None:
+    def losses(params: float, depth: float | None, within: Within) -> NearOptimal | None:
         if not isinstance(law, AdditiveLaw) or published_shape(law, params).source == "none":
             return None
-        return near_optimal(law, params, depth, law.source, within)
+        return near_optimal(law, params, depth, law.source, nats_of(within))
 
     return Evidence(
         name,
@@ -95,7 +96,7 @@ def _within_reach(item: Evidence) -> Evidence:
             end, factor = f"the smallest size of its models, {human(smallest)}", f"less than 1/{REACH:g} of"
         return Shape(params, None, (None, None), None, "none", item.source, reason=f"N is {factor} {end}")
 
-    def losses(params: float, depth: float | None, within: float) -> NearOptimal | None:
+    def losses(params: float, depth: float | None, within: Within) -> NearOptimal | None:
         return item.losses(params, depth, within) if item.beyond(params) <= REACH * (1 + 1e-9) else None
 
     return replace(item, best=best, losses=losses, law=None)
@@ -104,20 +105,24 @@ def _within_reach(item: Evidence) -> Evidence:
 def _gemstones() -> Evidence:
     # A verdict by one published law loads no numerical library.
     from analysis.fit.document import fit
+    from analysis.law.prediction import lost_by
     from analysis.runs.table import read_runs
 
     source = "Gemstones, McLeish et al. 2025 (arXiv 2502.06857), fitted by Interplay"
     with resources.as_file(resources.files("analysis") / "audit" / "gemstones.jsonl") as path:
         table = fit(read_runs(Path(path), {"loss": "final_loss", "params": "params_active_precise"}))
     assert table.study is not None
-    sizes = next(ends for surface in table.surfaces if (ends := surface.params_range))
+    assert table.sizes is not None
     depths = table.study.rows["depth"]
 
     def best(params: float) -> Shape:
-        return replace(table.predict(params), source="published", law=source)
+        return replace(table.predict(params, math.inf), source="published", law=source)
 
-    def losses(params: float, depth: float | None, within: float) -> NearOptimal | None:
-        found = table.near_optimal(table.predict(params), depth, within)
-        return found and replace(found, losses=source)
+    def losses(params: float, depth: float | None, within: Within) -> NearOptimal | None:
+        decision = table.gap_laws.decide(params, table.level)
+        if decision is None:
+            return None
+        found = lost_by(decision, decision.depth if depth is None else depth, nats_of(within))
+        return replace(found, losses=source)
 
-    return Evidence("Gemstones", source, sizes, (int(depths.min()), int(depths.max())), best, losses)
+    return Evidence("Gemstones", source, table.sizes, (int(depths.min()), int(depths.max())), best, losses)

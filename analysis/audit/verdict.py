@@ -15,6 +15,7 @@ from analysis.audit.model_config import ModelConfig
 from analysis.errors import InputError
 from analysis.files import to_json
 from analysis.intervals import Interval
+from analysis.law.near_optimal import Within
 from analysis.law.shape import NearOptimal, Shape, Transition
 
 #: Of one law, and of all of them together.
@@ -166,7 +167,7 @@ def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConf
     return ModelConfig(name=f"{depth} × {width}", depth=depth, width=width, vocabulary=vocabulary)
 
 
-def audit(model: ModelConfig, evidence: Sequence[Evidence], within: float) -> Audit:
+def audit(model: ModelConfig, evidence: Sequence[Evidence], within: Within) -> Audit:
     """Compare a model from `read_model_config` or `shape_of` with each law.
 
     Args:
@@ -182,7 +183,7 @@ def audit(model: ModelConfig, evidence: Sequence[Evidence], within: float) -> Au
     return Audit(model, findings, found.warnings, _notes(found))
 
 
-def _finding(model: ModelConfig, item: Evidence, within: float) -> Finding:
+def _finding(model: ModelConfig, item: Evidence, within: Within) -> Finding:
     params = float(model.law_params)
     best = item.best(params)
     answered = best.source != "none"

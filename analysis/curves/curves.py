@@ -82,7 +82,19 @@ class Curves(ShapeMeans):
 
     @cached_property
     def residual(self) -> Floats:
-        """Mean loss less the curve, nats per token."""
+        """Mean loss less the level of its group and the curve, nats per token."""
+        return self._above - self.group_level
+
+    @cached_property
+    def group_level(self) -> Floats:
+        """(points,) how far the group of each point lies above the curves, nats per token; 0 with one group."""
+        if not self.groups.size:
+            return np.zeros_like(self.mean)
+        return np.asarray(self.groups @ (self.groups.T @ self._above / self.groups.sum(axis=0)))
+
+    @cached_property
+    def _above(self) -> Floats:
+        """Mean loss less the curve."""
         return np.asarray(self.mean - np.concatenate([self.loss(d, self.x[self.at(d)]) for d in self.depths]))
 
     @property
@@ -164,17 +176,17 @@ class Curves(ShapeMeans):
 
 
 def build_curves(rows: pd.DataFrame, *, span: tuple[float, float] | None = None) -> Curves:
-    """Fit the curves to the compared rows of a run table (columns depth, params, seed, loss).
+    """Fit the curves to the compared rows of a run table (columns depth, params, seed, loss, if any token_group).
 
-    Rows of one depth, N and seed are averaged first. The result does not depend on the order of the rows. The grid
-    covers all sizes, and `span` (ln N) if that is larger.
+    Rows of one depth, N, group and seed are averaged first. The result does not depend on the order of the rows. The
+    grid covers all sizes, and `span` (ln N) if that is larger.
     """
     means = shape_means(rows)
     points, noise, count = points_of(means), means.noise, len(means.depths)
     grid = _grid(means, span)
     places = np.repeat(np.arange(count), len(grid)), np.tile(grid, count)
     power = points.rank, points.x, points.loss, 1 / points.own
-    alpha = common_exponent(*power)
+    alpha = common_exponent(*power, points.groups)
     design, wide = designs(*power, alpha, places)
     lengths = lengths_of(points)
     kernels = [kernel_of(points.rank, points.x, points, length) for length in lengths]

@@ -10,7 +10,8 @@ and length ℓ: real losses do not lie on any formula exactly, and neighbouring 
 not average this error out. The nugget w deviates independently from size to size (widths are whole numbers), in
 proportion to the noise at that loss, because both are largest where models are small. e is the seed noise
 (`analysis.curves.noise`), whose parts that a seed adds to all its shapes, or to those of one depth, points have in
-common.
+common. So have the points of one group of equal N and equal tokens the level of the group, if there are several; its
+standard deviation is so large that only differences inside groups count.
 
 τ, ℓ and the nugget are not chosen but averaged over. The weight of a combination is its restricted likelihood times a
 prior, and the covariance includes the spread between the combinations.
@@ -25,7 +26,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize_scalar
 
 from analysis.curves.noise import Floats
-from analysis.curves.shape_means import ShapeMeans
+from analysis.curves.shape_means import LEVEL_SD_OVER_NOISE, ShapeMeans
 
 Ranks = npt.NDArray[np.int64]
 
@@ -51,7 +52,8 @@ class Points(NamedTuple):
     """The points of a fit: rank of the depth, ln N, loss, and the parts of the variance.
 
     `shared` (points, causes) holds standard deviations by common cause, `own` the variance of each point's own noise,
-    `single` that of one seed. If the noise is not known these are up to a factor, which `known` says.
+    `single` that of one seed. If the noise is not known these are up to a factor, which `known` says. `groups` (points,
+    groups) is 1 where a point is of the group, of merged points the share.
     """
 
     rank: Ranks
@@ -61,6 +63,17 @@ class Points(NamedTuple):
     own: Floats
     single: Floats
     known: bool
+    groups: Floats
+
+    @property
+    def levels(self) -> int:
+        """Number of independent levels of groups beside the level and slope of each depth."""
+        if not self.groups.size:
+            return 0
+        same = (self.rank[:, None] == np.arange(self.rank.max() + 1)).astype(float)
+        design = np.hstack([same, same * (self.x - self.x.mean())[:, None]])
+        both = np.hstack([design, self.groups])
+        return int(np.linalg.matrix_rank(both) - np.linalg.matrix_rank(design))
 
 
 class Combination(NamedTuple):
@@ -101,9 +114,10 @@ def points_of(means: ShapeMeans, extra: float | Floats = 0.0) -> Points:
     rank = np.searchsorted(means.depths, means.depth)
     known = means.noise.known
     single = means.noise.sd_at(means.mean) ** 2 if known else np.maximum(means.mean**2, np.finfo(float).tiny)
-    shared, own = means.errors if known else (np.zeros((len(rank), 0)), np.sqrt(single))
+    levels = LEVEL_SD_OVER_NOISE * float(means.mean.mean()) * means.groups
+    shared, own = means.errors if known else (levels, np.sqrt(single))
     own = own**2 + (extra if known else 0.0)
-    points = Points(rank, means.x, means.mean, shared, own, single, known)
+    points = Points(rank, means.x, means.compared, shared, own, single, known, means.groups)
     if len(rank) <= MOST_POINTS:
         return points
     groups = []
@@ -116,11 +130,18 @@ def points_of(means: ShapeMeans, extra: float | Floats = 0.0) -> Points:
     ranks = np.array([rank[part[0]] for part in groups])
     own_merged = merge**2 @ points.own
     return Points(
-        ranks, merge @ means.x, merge @ means.mean, merge @ shared, own_merged, merge**2 @ single, known
+        ranks,
+        merge @ means.x,
+        merge @ points.loss,
+        merge @ shared,
+        own_merged,
+        merge**2 @ single,
+        known,
+        merge @ points.groups,
     )
 
 
-def common_exponent(rank: Ranks, x: Floats, loss: Floats, weight: Floats) -> float:
+def common_exponent(rank: Ranks, x: Floats, loss: Floats, weight: Floats, groups: Floats) -> float:
     """The common exponent α of least squares, refined from a coarse grid because there may be two minima.
 
     Args:
@@ -128,6 +149,7 @@ def common_exponent(rank: Ranks, x: Floats, loss: Floats, weight: Floats) -> flo
         x: ln N.
         loss: nats per token.
         weight: inverse variances.
+        groups: see `Points`; the exponent is then that of the differences inside groups.
     """
     same = (rank[:, None] == np.arange(rank.max() + 1)).astype(float)
     count = same.sum(axis=0)
@@ -135,20 +157,29 @@ def common_exponent(rank: Ranks, x: Floats, loss: Floats, weight: Floats) -> flo
     if np.sum(np.maximum(count - 2, 0)) < 2:
         return 0.0
     shifted = x - x.mean()
+    root = np.sqrt(weight)[:, None]
+    levels = np.hstack([same, groups]) * root
+
+    def inside_groups(alpha: float) -> float:
+        design = np.hstack([levels, same * _decay(shifted, alpha)[:, None] * root])
+        fitted = design @ np.linalg.lstsq(design, loss * root[:, 0], rcond=1e-10)[0]
+        return float(np.sum((loss * root[:, 0] - fitted) ** 2))
+
     share = weight / (same @ (same.T @ weight))
-    loss = loss - same @ (same.T @ (share * loss))
+    relative = loss - same @ (same.T @ (share * loss))
 
     def square(alpha: float) -> float:
         decay = _decay(shifted, alpha)
         decay = np.where(same @ count > 1, decay - same @ (same.T @ (share * decay)), 0.0)
         along = same.T @ (weight * decay**2)
-        slope = same.T @ (weight * decay * loss) / np.where(along > 0, along, 1.0)
-        return float(weight @ (loss - decay * (same @ slope)) ** 2)
+        slope = same.T @ (weight * decay * relative) / np.where(along > 0, along, 1.0)
+        return float(weight @ (relative - decay * (same @ slope)) ** 2)
 
-    values = [square(alpha) for alpha in _ALPHAS]
+    squared = inside_groups if groups.size else square
+    values = [squared(alpha) for alpha in _ALPHAS]
     best = int(np.argmin(values))
     ends = _ALPHAS[max(best - 1, 0)], _ALPHAS[min(best + 1, len(_ALPHAS) - 1)]
-    refined = minimize_scalar(square, bounds=ends, method="bounded", options={"xatol": 1e-6})
+    refined = minimize_scalar(squared, bounds=ends, method="bounded", options={"xatol": 1e-6})
     return float(refined.x) if refined.fun < values[best] else _ALPHAS[best]
 
 
@@ -188,7 +219,8 @@ def _decay(shifted: Floats, alpha: float) -> Floats:
 def lengths_of(points: Points) -> list[float]:
     """The lengths ℓ; none if no depth has two sizes."""
     parts = [points.x[points.rank == rank] for rank in range(int(points.rank[-1]) + 1)]
-    parts = [part for part in parts if len(part) > 1]
+    # Of a size in several groups there are several points.
+    parts = [part for part in map(np.unique, parts) if len(part) > 1]
     if not parts:
         return []
     low = float(np.median(np.concatenate([np.diff(part) for part in parts])))
@@ -230,7 +262,8 @@ def combine(
     coefficients = inverse @ (design.T @ weighted)
     residual = points.loss - design @ coefficients
     square = max(float(residual @ (weighted - solved @ coefficients)), 1e-300)
-    spare = len(residual) - int(live.sum())
+    # Every level of a group takes a degree of freedom that the coefficients do not take already.
+    spare = len(residual) - int(live.sum()) - points.levels
     free = max(spare, 1)
     likelihood = -(square if points.known else free * math.log(square)) / 2
     likelihood -= float(

@@ -15,7 +15,6 @@ from analysis.errors import InputError
 from analysis.fit.study import Estimates, study_of
 from analysis.intervals import Interval
 from analysis.law.crossings import Crossing, Crossings
-from analysis.law.prediction import rejected
 from analysis.law.shape import Shape
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.table import RunTable
@@ -129,7 +128,7 @@ def _of_slope(law: ThresholdLaw) -> Estimate:
         return _nothing(law.reason or "there is no law")
     low, high = law.b_interval
     halfwidth, why = math.inf, ""
-    if rejected(law.p_value):
+    if law.rejected:
         why = f": the crossings reject the law (p = {law.p_value:.1g})"
     elif low is not None and high is not None and law.b > 0:
         halfwidth = (high - low) / (2 * law.b)

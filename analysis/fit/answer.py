@@ -1,39 +1,21 @@
 """The answer of a study: which depth to use at which size, from the crossings and the best measured shapes."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.curves.best_shapes import BestShape
-from analysis.intervals import Interval, interval_of
-from analysis.law.crossings import Crossing
-from analysis.law.shape import buildable_width
-from analysis.numbers import counted, digits, human, human_range, layers, listed, percent, scientific
+from analysis.fit.compute import ComputeAnswer
+from analysis.intervals import Interval
+from analysis.law.reading import AtSize, Range, Reading
+from analysis.law.shape import MOST_SHAPES, buildable_width, near_words
+from analysis.numbers import counted, digits, human, human_range, layers, listed, percent, scientific, span
+from analysis.runs.tokens import TokenRule
 
-#: Shapes beside the best one whose cost is given.
-MOST_SHAPES = 3
-#: Depths between which the runs do not decide; with more of them in one range the ranges are no answer.
+#: Depths between which the runs do not decide; with more of them at all sizes there is no answer.
 MOST_DEPTHS = 3
 #: FLOPs of the forward and backward pass per parameter and token (Kaplan et al. 2020, section 2.1).
 FLOPS = 6
-
-
-@dataclass(frozen=True)
-class DepthRange:
-    """A range of N with one best depth, or with several between which the runs do not decide.
-
-    Attributes:
-        depths: ascending.
-        low, high: ends of the range; None at the ends of the measured sizes.
-        high_interval: of the upper end.
-    """
-
-    depths: tuple[int, ...]
-    low: float | None = None
-    high: float | None = None
-    high_interval: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -58,77 +40,96 @@ class NextDepth:
         return f"Next: train {layers(self.depth)} at the same sizes ({cost}){add}."
 
 
-def depth_ranges(crossings: Sequence[Crossing]) -> tuple[DepthRange, ...]:
-    """Ranges of N by best depth, ascending; neighbouring depths without a settled crossing share a range.
+@dataclass(frozen=True)
+class Axis:
+    """What the places of a reading are: the word for them, their unit, and how one and a range of them are written.
 
-    Empty without crossings, or if a depth is never the best although both of its neighbours are: the crossing of
-    those two is then not known.
+    `absent` is what a depth without a loss at a place lacks.
     """
-    if not crossings:
-        return ()
-    groups = [[crossings[0].shallow]]
-    ends: list[tuple[float, Interval | None]] = []
-    for item in crossings:
-        place = _place(item)
-        if place is None:
-            groups[-1].append(item.deep)
-        else:
-            groups.append([item.deep])
-            ends.append((place, item.params_interval if item.status == "bracketed" else None))
-    places = [-math.inf, *(place for place, _ in ends), math.inf]
-    if places != sorted(places):
-        return ()
-    intervals = [interval for _, interval in ends] + [None]
-    return tuple(
-        DepthRange(tuple(depths), *interval_of(low, high), interval if math.isfinite(high) else None)
-        for depths, low, high, interval in zip(groups, places[:-1], places[1:], intervals, strict=True)
-        if low < high
-    )
+
+    place: str
+    unit: str
+    one: Callable[[float], str]
+    several: Callable[[Interval], str]
+    absent: str
 
 
-def _place(item: Crossing) -> float | None:
-    """N of a settled crossing; infinite if one depth is better at all sizes, None if the runs do not decide."""
-    if not item.settled:
-        return None
-    return {"left_censored": -math.inf, "right_censored": math.inf}.get(item.status, item.params)
+SIZES = Axis("size", "parameters", human, human_range, "were not measured")
+COMPUTES = Axis(
+    "compute",
+    "FLOPs",
+    scientific,
+    lambda interval: span(interval, scientific),
+    "have no least loss inside their sizes",
+)
 
 
-def use_sentence(crossings: Sequence[Crossing], level: float) -> str:
-    """Which depth to use at which size; empty if the crossings do not give it."""
-    ranges = depth_ranges(crossings)
-    if not ranges or max(len(item.depths) for item in ranges) > min(MOST_DEPTHS, len(crossings)):
+def use_sentence(reading: Reading, level: float, axis: Axis = SIZES) -> str:
+    """Which depth to use at which size, or at which compute; empty if the losses do not give it."""
+    ranges = reading.ranges
+    if not ranges or (ranges[0].depths == ranges[-1].depths and len(ranges[0].depths) > MOST_DEPTHS):
         return ""
-    tried = [crossings[0].shallow, *(item.deep for item in crossings)]
-    first, *others = ranges
-    if not others:
-        measured = [item.range for item in crossings if item.range]
-        sizes = human_range((min(low for low, _ in measured), max(high for _, high in measured)))
-        return f"At every size measured ({sizes} parameters) use {_depths(first.depths, tried)}."
-    interval = f" ({percent(level)}: {human_range(first.high_interval)})" if first.high_interval else ""
-    text = f"Up to {human(first.high or 0)} parameters{interval} use {_depths(first.depths, tried)}"
-    for item in others:
-        interval = f" ({human_range(item.high_interval)})" if item.high_interval else ""
-        where = f"up to {human(item.high)}{interval}" if item.high else "above that"
-        text += f", {where} {_depths(item.depths, tried)}"
-    return f"{text}."
+    tried, (smallest, largest) = reading.depths, (reading.params[0], reading.params[-1])
+    if len(ranges) == 1 and (ranges[0].low, ranges[0].high) == (smallest, largest):
+        sizes = axis.several((smallest, largest))
+        return f"At every {axis.place} measured ({sizes} {axis.unit}) use {_depths(ranges[0], tried, axis)}."
+    parts: list[str] = []
+    end, named = smallest, False
+    for index, item in enumerate(ranges):
+        last, units = index == len(ranges) - 1, "" if parts else f" {axis.unit}"
+        if item.low > end * (1 + 1e-9):
+            where = f"from {axis.one(item.low)} to {axis.one(item.high)}{units}"
+        elif last and item.high == largest:
+            where = "above that"
+        else:
+            where = f"up to {axis.one(item.high)}{units}"
+        if item.high_interval and not where.startswith("above"):
+            prefix = "" if named else f"{percent(level)}: "
+            where += f" ({prefix}{_border(item.high_interval, axis)})"
+            named = True
+        parts.append(f"{where} {'' if parts else 'use '}{_depths(item, tried, axis)}")
+        end = item.high
+    text = ", ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
 
 
-def _depths(depths: tuple[int, ...], tried: Sequence[int]) -> str:
+def _border(interval: Interval, axis: Axis) -> str:
+    """`3.0–4.1 million`, `up to 4.1 million`, `from 3.0 million on`: the sizes at which both depths are possible."""
+    low, high = interval
+    if low is not None and high is not None:
+        return axis.several(interval)
+    return f"up to {axis.one(high or 0.0)}" if low is None else f"from {axis.one(low)} on"
+
+
+def _depths(item: Range, tried: Sequence[int], axis: Axis) -> str:
     """`at least 4 layers (4 was the deepest tried)`, `2 or 4 layers (the runs do not decide)`."""
-    first = ", ".join(str(depth) for depth in depths[:-1])
-    text, notes = (
-        (f"{first} or {layers(depths[-1])}", ["the runs do not decide"]) if first else (layers(depths[0]), [])
-    )
+    depths = item.depths
+    first, notes = ", ".join(str(depth) for depth in depths[:-1]), []
+    text = f"{first} or {layers(depths[-1])}" if first else layers(depths[0])
+    if first:
+        notes.append("the runs do not decide")
+    if item.rivals:
+        named = listed([*map(str, item.rivals[:-1]), layers(item.rivals[-1])])
+        notes.append(f"{named} {_are(item.rivals)} not excluded{' either' if first else ''}")
     if depths[-1] == tried[-1]:
-        text = f"at least {text}" if len(depths) == 1 else text
+        text = text if first or item.rivals else f"at least {text}"
         notes.append(f"{tried[-1]} was the deepest tried")
     elif depths[0] == tried[0] > 1:
-        text = f"at most {text}" if len(depths) == 1 else text
+        text = text if first or item.rivals else f"at most {text}"
         notes.append(f"{tried[0]} was the shallowest tried")
+    if item.missing:
+        notes.append(
+            f"beyond that {axis.place} {listed([layers(depth) for depth in item.missing])} {axis.absent}"
+        )
     return text + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def shape_sentence(best: BestShape) -> str:
+def _are(depths: Sequence[int]) -> str:
+    """The verb of `1 layer` or `2 layers`."""
+    return "is" if tuple(depths) == (1,) else "are"
+
+
+def shape_sentence(best: AtSize) -> str:
     """The best shape of a size, what other depths cost, and which of them do not differ significantly.
 
     Widths are those nearest to N that can be built.
@@ -143,28 +144,42 @@ def shape_sentence(best: BestShape) -> str:
         width, cost = buildable_width(shape.width, best.width_step), digits(100 * shape.excess / best.loss)
         text += f"{join} {shape.depth} × {width}{verb} +{cost} %"
         join, verb = ",", ""
-    if best.near is None:
-        return f"{text}; without a noise estimate no difference is tested."
-    if len(best.near) > 1:
-        near = listed([str(depth) for depth in best.near])
-        return f"{text}; the losses of {near} layers do not differ significantly."
+    text += near_words(best.near)
+    if best.missing:
+        text += (
+            f"; {listed([layers(depth) for depth in best.missing])} {_are(best.missing)} not measured there"
+        )
     return f"{text}."
 
 
-def short_answer(crossings: Sequence[Crossing], best: Sequence[BestShape], level: float) -> list[str]:
+def largest(best: Sequence[AtSize]) -> list[AtSize]:
+    """The largest size at which no depth that may be the best is missing, else the largest; empty without a size."""
+    return ([item for item in best if not item.missing] or list(best))[-1:]
+
+
+def short_answer(reading: Reading, best: Sequence[AtSize], level: float, tokens: TokenRule) -> list[str]:
     """Which depth to use at which size, and the best shape of the largest size; without what is not known."""
-    return [*filter(None, [use_sentence(crossings, level)]), *(shape_sentence(item) for item in best[-1:])]
+    use = tokens.qualified(use_sentence(reading, level))
+    return [*filter(None, [use]), *map(shape_sentence, largest(best))]
 
 
-def next_depth(rows: pd.DataFrame, best: Sequence[BestShape]) -> NextDepth | None:
-    """The depth to add if the deepest one is the best at the largest size; None otherwise.
+def compute_sentences(compute: ComputeAnswer, level: float) -> list[str]:
+    """The best shape of the largest budget with one, which depth to use at which compute, and why a budget has none."""
+    use = use_sentence(compute.reading, level, COMPUTES)
+    largest = compute.at(compute.budgets[-1])
+    lines = [*(shape.sentence for shape in compute.best[-1:]), *filter(None, [use])]
+    return lines if largest.depth else [*lines, largest.sentence]
+
+
+def next_depth(rows: pd.DataFrame, best: Sequence[AtSize]) -> NextDepth | None:
+    """The depth to add if the deepest one is the best at the largest size and no other is near; None otherwise.
 
     Args:
         rows: the losses compared.
         best: of each size, ascending.
     """
     depths = sorted({int(depth) for depth in rows["depth"]})
-    if not best or len(depths) < 2 or best[-1].depth != depths[-1]:
+    if not best or len(depths) < 2 or (best[-1].near or (best[-1].depth,)) != (depths[-1],):
         return None
     own = rows[rows["depth"] == depths[-1]]
     tokens = own["tokens"] if "tokens" in own else pd.Series(dtype=float)

@@ -4,23 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-import numpy as np
-import pandas as pd
 from pydantic import PlainValidator
 
-from analysis.curves.best_shapes import BestShape
-from analysis.curves.shape_means import shape_means
+from analysis.curves.unusual_runs import UnusualRun
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
-from analysis.fit.answer import NextDepth, next_depth
-from analysis.fit.rate_check import RateCheck, widened
-from analysis.fit.study import Study, estimates_of, study_of
+from analysis.fit.answer import NextDepth, next_depth, short_answer
+from analysis.fit.compute import ComputeAnswer, compute_answer
+from analysis.fit.rate_check import RateCheck
+from analysis.fit.study import Study, study_of
 from analysis.law.crossings import Crossing
-from analysis.law.held_out import HeldOut, held_out
-from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
-from analysis.law.near_optimal import WITHIN, near_optimal
+from analysis.law.decision import GapLaws
+from analysis.law.near_optimal import WITHIN
 from analysis.law.prediction import predict
-from analysis.law.shape import Law, NearOptimal, Shape
+from analysis.law.reading import AtSize, Reading
+from analysis.law.shape import Shape, check_size
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.epochs import Epochs, epochs_of
 from analysis.runs.table import RunTable, why_not
@@ -41,9 +39,10 @@ class Fit:
             learning rates.
         law: ln d = a + b·L through the crossings of adjacent depths, or the reason why there is none.
         alternatives: other forms through the same crossings.
-        surfaces: laws of the loss itself, through the same points.
-        held_out: the regret of each law at held-out sizes.
-        best: the best depth of each measured budget; needs no law.
+        gap_laws: laws of the gaps between depths, for sizes beyond the measured ones.
+        reading: which depth is best at each measured size; needs no law.
+        best: the same at each budget.
+        compute: the best depth, size and tokens at each compute; None without several budgets of compute.
         noise, curves: the seed noise and the curves, see `Noise.summary` and `Curves.summary`.
         tokens: which training tokens were compared.
         epochs: how often training read its data; None if no row has it.
@@ -52,6 +51,8 @@ class Fit:
         used, left_out: number of rows used, and every other row with its reason.
         merged: number of the rows of `left_out` whose losses are part of a loss that is compared: repeated runs, and
             the rates of a parabola.
+        unusual: runs whose loss lies far off the others, which are compared all the same.
+        answer_without: the answer without these runs.
         warnings: sentences for the reader.
         level: of the intervals.
         learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
@@ -62,19 +63,22 @@ class Fit:
     crossings: tuple[Crossing, ...]
     law: ThresholdLaw
     alternatives: tuple[ThresholdLaw, ...]
-    surfaces: tuple[SurfaceFit, ...]
+    gap_laws: GapLaws
     tokens: TokenRule
     used: int
     left_out: tuple[dict[str, Any], ...]
     level: float
     merged: int = 0
-    held_out: tuple[HeldOut, ...] = ()
-    best: tuple[BestShape, ...] = ()
+    reading: Reading = field(default_factory=Reading)
+    best: tuple[AtSize, ...] = ()
+    compute: ComputeAnswer | None = None
     noise: dict[str, Any] = field(default_factory=dict)
     curves: dict[str, Any] = field(default_factory=dict)
     diverged: tuple[dict[str, Any], ...] = ()
     count: str = "nonembedding"
     epochs: Epochs | None = None
+    unusual: tuple[UnusualRun, ...] = ()
+    answer_without: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     learning_rate: RateCheck | None = None
     next_depth: NextDepth | None = None
@@ -83,27 +87,42 @@ class Fit:
         default=None, compare=False, repr=False
     )
 
-    def predict(self, params: float) -> Shape:
-        """The best depth at N = `params` by all laws that the data do not reject."""
-        laws, refusal = (self.law, *self.alternatives), self.tokens.no_extrapolation
-        return predict(laws, self.surfaces, self.crossings, params, refusal)
+    @property
+    def sizes(self) -> tuple[float, float] | None:
+        """The smallest and the largest N of the losses compared; None if nothing could be compared."""
+        return self.gap_laws.params_range
 
-    def near_optimal(self, found: Shape, depth: float | None, within: float = WITHIN) -> NearOptimal | None:
-        """What a depth loses at the N of `found`, see `analysis.law.near_optimal`, by the first surface of `found`.
+    def predict(self, params: float, within: float = WITHIN) -> Shape:
+        """The shape at N = `params` by the laws of the gaps, see `analysis.law.prediction`."""
+        if not self.gap_laws.laws and self.law.usable:
+            return self._by_line(params)
+        refusal = self.tokens.no_extrapolation
+        return predict(
+            self.gap_laws, self.crossings, params, level=self.level, within=within, refusal=refusal
+        )
 
-        `found` is that of `predict`. None where it states no depth, or all surfaces are excluded from it: their losses
-        then contradict its depth.
-        """
-        surface = next((item for form in found.laws for item in self.surfaces if item.form == form), None)
-        if surface is None or found.depth_exact is None:
-            return None
-        return near_optimal(surface, found.params, depth, f"{surface.form} surface of this study", within)
+    def _by_line(self, params: float) -> Shape:
+        """The shape by the threshold law alone, for a file that has no other."""
+        check_size(params)
+        depth, law = self.law.best_depth(params), self.law
+        reason = law.why_not(params)
+        if depth is None or 12 * depth > params:
+            depth, reason = None, reason or "the law gives no finite depth with a width of one or more"
+        return Shape(
+            params,
+            depth,
+            law.interval(params, self.level),
+            self.level,
+            "none" if depth is None else "law",
+            "the threshold law of the file",
+            reason=reason,
+            extrapolated=depth is None or law.extrapolates(depth),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The fit file: strict JSON types, no NaN."""
         document: dict[str, Any] = to_json(replace(self, study=None))
         del document["study"]
-        document["alternatives"] += document.pop("surfaces")
         document["rows"] = {name: document.pop(name) for name in ("used", "merged", "left_out")}
         return document
 
@@ -121,13 +140,14 @@ class Fit:
         try:
             known = {name: item for name, item in value.items() if item is not None}
             alternatives = [dict(item) for item in known.pop("alternatives")]
+            none = {"laws": (), "params_range": None, "depths": (), "loss": None, "reason": "not in the file"}
             document = {
                 "tokens": {"rule": "unknown", "compared": None, "levels": (), "sentence": ""},
                 "level": known["law"]["level"],
+                "gap_laws": none,
                 **known,
                 **known.pop("rows"),
-                "alternatives": [_UNKNOWN_LAW | item for item in alternatives if "points" not in item],
-                "surfaces": [item for item in alternatives if "points" in item],
+                "alternatives": [_UNKNOWN_LAW | item for item in alternatives],
             }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"This is not a {_NAME}: {type(error).__name__} at {error}.") from error
@@ -142,18 +162,19 @@ def fit(runs: RunTable, *, level: float = 0.95, tokens: float | None = None) -> 
 
 @single_threaded
 def fit_of(study: Study) -> Fit:
-    """The fit of a study: its laws with their held-out regret, best shapes, checks and warnings."""
+    """The fit of a study: its laws, best shapes, checks and warnings."""
     comparison, curves, found = study.comparison, study.curves, study.crossings
     law, *alternatives = study.laws
     epochs = epochs_of(study.rows)
     repeated = [epochs.warning] if epochs and epochs.warning else []
     return Fit(
-        crossings=widened(found.items, study.learning_rate),
+        crossings=study.stated_crossings,
         law=law,
         alternatives=tuple(alternatives),
-        surfaces=study.surfaces,
-        held_out=_held_out(study),
+        gap_laws=study.gap_laws,
+        reading=study.reading,
         best=study.best,
+        compute=compute_answer(study),
         noise=curves.noise.summary(),
         curves=curves.summary(),
         tokens=comparison.tokens,
@@ -163,6 +184,8 @@ def fit_of(study: Study) -> Fit:
         used=len(study.rows),
         merged=len(comparison.merged),
         left_out=(*study.runs.left_out, *why_not(study.runs.frame, comparison.left_out)),
+        unusual=study.unusual,
+        answer_without=_answer_without(study),
         warnings=(*study.runs.notes, *comparison.warnings, *repeated, *_warnings(study)),
         level=found.level,
         learning_rate=study.learning_rate,
@@ -171,23 +194,20 @@ def fit_of(study: Study) -> Fit:
     )
 
 
-def _held_out(study: Study) -> tuple[HeldOut, ...]:
-    # The median, not the mean square: the misfit of the smallest models can be many times that of the others.
-    misfit_sd = float(np.median(study.curves.misfit_sd))
-
-    def train(seen: pd.DataFrame) -> dict[str, Law]:
-        points = points_of(shape_means(seen), misfit_sd)
-        laws: dict[str, Law] = {law.form: law for law in estimates_of(seen).laws}
-        return laws | {item.form: item for item in fit_surfaces(points, equal_tokens=study.equal_tokens)}
-
-    return held_out(study.rows, train)
+def _answer_without(study: Study) -> tuple[str, ...]:
+    if not study.unusual:
+        return ()
+    other = study.without_unusual
+    return tuple(short_answer(other.reading, other.best, other.crossings.level, study.comparison.tokens))
 
 
 def _warnings(study: Study) -> list[str]:
     rows, curves, crossings = study.rows, study.curves, study.crossings.items
     found = []
     source = curves.noise.source
-    if source == "residuals":
+    # The curves of losses that are not comparable state nothing.
+    comparable = study.comparison.tokens.comparable
+    if source == "residuals" and comparable:
         found.append(
             "One seed: noise is estimated from residuals. An error common to all sizes of one depth leaves none, so no "
             "interval includes it; more seeds show it."
@@ -203,7 +223,7 @@ def _warnings(study: Study) -> list[str]:
     per_shape = rows.groupby(["depth", "params"])["seed"].nunique()
     if per_shape.nunique() > 1:
         found.append(f"Shapes have between {per_shape.min()} and {per_shape.max()} seeds.")
-    if curves.misfit_p is not None and curves.misfit_p < 0.01:
+    if comparable and curves.misfit_p is not None and curves.misfit_p < 0.01:
         found.append(
             f"The losses deviate from power laws by {curves.misfit_rms:.2g} nats beyond the seed noise "
             f"(p = {curves.misfit_p:.1g}); the intervals include this misfit."

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from analysis.fit.answer import shape_sentence, use_sentence
+from analysis.fit.answer import compute_sentences, largest, shape_sentence, use_sentence
 from analysis.fit.document import Fit
 from analysis.fit.measures import TARGETS, MeasureData, Value, label, measure_by_value
 from analysis.intervals import Interval
-from analysis.law.crossings import NO_NOISE, Crossing
-from analysis.law.held_out import BASELINE
-from analysis.law.near_optimal import WITHIN, measured_within
-from analysis.law.prediction import rejected
+from analysis.law.crossings import NEAR_END, NO_NOISE, Crossing
+from analysis.law.decision import deciding_run
+from analysis.law.near_optimal import WITHIN
+from analysis.law.prediction import LAWS_WORDS
 from analysis.law.shape import REACH
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import counted, digits, ends, human, human_range, layers, listed, percent
@@ -26,8 +26,12 @@ MOSTLY = 0.8
 MOST_REASONS = 3
 #: Maximum number of pairs of depths with a sentence among the headlines.
 MAX_SENTENCES = 2
-#: Least depths for a sentence about the response surface: a quadratic goes through any three.
-DEPTHS_FOR_SURFACE = 5
+#: Unusual runs that are named in the sentence; the table has all.
+MAX_UNUSUAL = 3
+#: Least depths for a sentence about the laws inside the data.
+DEPTHS_FOR_LAWS = 5
+#: Factor on the largest size at which a shape is given if it is not determined at `REACH`.
+BETWEEN = 3.0
 #: Measures other than the loss in a run table, for which more is better, and their names in sentences.
 SCORES = {
     "accuracy": "accuracy",
@@ -52,6 +56,8 @@ def noise_sentence(fit: Fit) -> str:
     if not noise.get("known"):
         return "There is no noise estimate, so there are no intervals and no tests."
     size = f"±{digits(noise['sd'])} nats"
+    if noise.get("source") == "residuals" and not fit.tokens.comparable:
+        return "One seed per shape, and no common training tokens: there is no noise estimate."
     if noise.get("source") == "residuals":
         return f"One seed per shape: the noise ({size}) is estimated from the residuals of the curves."
     return f"The noise of one seed is {size}, pooled over all shapes."
@@ -90,7 +96,7 @@ def law_sentence(fit: Fit) -> str:
         return f"{text}, but the fit did not converge ({law.reason}): do not use it."
     if len(law.depths) == 2:
         return f"{text} ({law.note or TWO_POINTS})."
-    if rejected(law.p_value):
+    if law.rejected:
         return f"{text}; the crossings reject its form (p = {law.p_value:.1g}): do not use it."
     text += f", slope {percent(law.level)}: {ends(law.b_interval)}"
     if holds_zero(law.b_interval):
@@ -111,26 +117,23 @@ def law_formula(a: float, b: float) -> str:
     return f"ln d = {a:.2f} {'+' if b >= 0 else '−'} {abs(b):.3g}·L"
 
 
-#: Form of a law -> its name and its formula.
+#: Form of a law through crossings -> its name and its formula.
 LAWS = {
     "log-linear": ("threshold law", "ln d = a + b·L"),
-    "root": ("root law", "ln d = a + b·√L"),
     "power": ("power law", "ln d = a + b·ln L"),
-    "additive": ("additive loss", "E + c_m·d^−α_m + c_l·L^−α_l"),
-    "response": ("response surface", "loss quadratic in ln N and ln L"),
-    BASELINE: ("nearest measured", "the depth that was best at the largest size seen"),
+    "root": ("root law", "ln d = a + b·√L"),
 }
-
-
-def law_name(form: str) -> str:
-    """The name of a form of law."""
-    return LAWS[form][0] if form in LAWS else form
-
-
-def largest_size(fit: Fit) -> float | None:
-    """The largest N measured; None if it is not known."""
-    ranges = [item.range for item in fit.crossings] + [item.params_range for item in fit.surfaces]
-    return max([item.params for item in fit.best] + [ends[1] for ends in ranges if ends], default=None)
+#: The same for the laws of the gaps between depths.
+GAP_LAWS = {
+    "additive": ("additive", "c_m·d^−α_m + c_l·L^−α_l"),
+    "log-linear": ("valley, threshold law", "k·(ln L − ln L*)², ln d = a + b·L*"),
+    "root": ("valley, root law", "k·(ln L − ln L*)², ln d = a + b·√L*"),
+    "power": ("valley, power law", "k·(ln L − ln L*)², ln d = a + b·ln L*"),
+    "crossings, log-linear": ("gaps, threshold law", "−σ·(ln N − ln X) per ln L, ln d = a + b·L"),
+    "crossings, root": ("gaps, root law", "−σ·(ln N − ln X) per ln L, ln d = a + b·√L"),
+    "crossings, power": ("gaps, power law", "−σ·(ln N − ln X) per ln L, ln d = a + b·ln L"),
+    "saturating": ("valley, saturating", "k·(ln L − ln L*)², ln d = a + b·L*⁴"),
+}
 
 
 def best_sentence(fit: Fit) -> str:
@@ -140,7 +143,10 @@ def best_sentence(fit: Fit) -> str:
     groups: list[tuple[tuple[int, ...], list[float]]] = []
     for item in fit.best:
         # The best depth, then those that lose next to nothing.
-        near = (item.depth, *(depth for depth in measured_within(item) if depth != item.depth))
+        near = (
+            item.depth,
+            *(depth for depth in (shape.depth for shape in item.within(WITHIN)) if depth != item.depth),
+        )
         if groups and groups[-1][0] == near:
             groups[-1][1].append(item.params)
         else:
@@ -161,75 +167,118 @@ def _depths(fit: Fit) -> set[int]:
     return {depth for item in fit.crossings for depth in (item.shallow, item.deep)}
 
 
-def surface_sentence(fit: Fit) -> str:
-    """The best depths by the loss surfaces if there is no law; empty without a best depth with an interval."""
-    ranges = [item.params_range for item in fit.surfaces if item.params_range]
-    if fit.law.a is not None or not ranges or len(_depths(fit)) < DEPTHS_FOR_SURFACE:
+def laws_sentence(fit: Fit) -> str:
+    """The depths of least expected loss at the powers of ten inside the data; empty unless all are determined."""
+    if fit.sizes is None or len(_depths(fit)) < DEPTHS_FOR_LAWS:
         return ""
-    low, high = (math.log10(end) for end in ranges[0])
-    # The powers of ten inside the data, and the next one.
-    parts, form = [], ""
-    for power in range(math.ceil(low), math.floor(high) + 2):
-        found, outside = fit.predict(10.0**power), power > high
-        if not outside and (found.depth is None or found.unbounded):
-            return ""
-        if found.depth is None:
-            continue
-        notes = [ends(found.depth_interval)]
-        if near := fit.near_optimal(found, found.depth_exact):
-            notes.append(f"{near.depths_text} within {WITHIN:g} nats")
-        if outside:
-            notes.append("outside the data")
-        parts.append(f"{digits(found.depth_exact or 0)} at N ≈ {human(10.0**power)} ({'; '.join(notes)})")
-        form = found.laws[0]
-    if not parts:
+    low, high = (math.log10(end) for end in fit.sizes)
+    found = [fit.predict(10.0**power) for power in range(math.ceil(low), math.floor(high) + 1)]
+    if not found or any(item.depth is None for item in found):
         return ""
-    return (
-        f"The {form} surface through all losses puts the best depth at {listed(parts)}; intervals at "
-        f"{percent(fit.level)}, over every surface that the losses do not rule out."
-    )
+    parts = [
+        f"{layers(item.depth or 0)} at N ≈ {human(item.params)} ({ends(item.depth_interval)})"
+        for item in found
+    ]
+    return f"By {LAWS_WORDS} use {listed(parts)}; in brackets the {percent(fit.level)} interval of the best depth."
 
 
 def beyond_sentence(fit: Fit) -> str:
-    """The best depth at ten times the largest size, or why it is not determined; empty without a size."""
-    largest = largest_size(fit)
-    if largest is None:
+    """The shape at ten times the largest size, or else at three times, and what it can cost; or why there is none."""
+    if fit.sizes is None:
         return ""
-    found = fit.predict(REACH * largest)
-    if found.depth is None or found.deeper_than_wide:
-        return f"Beyond {human(largest)} parameters the best depth is not determined ({found.reason or 'no law'})."
+    largest = fit.sizes[1]
+    far, near = (fit.predict(factor * largest) for factor in (REACH, BETWEEN))
+    found, times = (near, "three") if far.depth is None and near.depth is not None else (far, "ten")
+    if found.depth is None or found.near_optimal is None:
+        where = f"at {human(far.params)} " if far.source == "band" else ""
+        text = f"Beyond {human(largest)} parameters no depth is determined: {where}{far.reason}."
+        return f"{text} {deciding_sentence(fit, far.params)}".rstrip()
+    costs = loss_words(found.near_optimal.most or 0.0, fit.gap_laws.loss)
     return (
-        f"At {human(found.params)} parameters, {REACH:g} times the largest size: about {layers(found.depth)} × "
-        f"{found.width} wide (depth {percent(fit.level)}: {ends(found.depth_interval)}), by the "
-        f"{law_name(found.laws[0])}."
+        f"At {human(found.params)} parameters, {times} times the largest size: {layers(found.depth)} × {found.width} "
+        f"wide; by {LAWS_WORDS} this loses at most {costs} against the best depth ({ends(found.depth_interval)}, "
+        f"{percent(fit.level)})."
     )
+
+
+def deciding_sentence(fit: Fit, params: float) -> str:
+    """The run at the largest size that would tell most about the depth at N = `params`; empty without any."""
+    depths, noise = fit.gap_laws.depths, fit.noise.get("sd")
+    if fit.sizes is None or len(depths) < 2 or noise is None or fit.predict(params).source != "band":
+        return ""
+    candidates = [(depth, fit.sizes[1]) for depth in (*depths, round(depths[-1] ** 2 / depths[-2]))]
+    run = deciding_run(fit.gap_laws, params, candidates, noise)
+    if run is None:
+        return ""
+    return f"The run that would tell most is {layers(run[0])} at {human(run[1])} parameters."
+
+
+def loss_words(nats: float, loss: float | None) -> str:
+    """`0.0012 nats (0.05 %)`, the share of the loss if that is known."""
+    text = f"{nats:.4f} nats"
+    return text if loss is None else f"{text} ({digits(100 * nats / loss)} %)"
 
 
 def headlines(fit: Fit) -> list[str]:
     """The answer, most important sentence first."""
     about = [noise_sentence(fit)] if fit.noise.get("source") == "residuals" else []
     about += [fit.tokens.sentence] if fit.tokens.sentence else []
-    before = [*filter(None, [used_sentence(fit)]), *(about if fit.tokens.rule == "unequal" else [])]
-    about = about if fit.tokens.rule != "unequal" else []
+    before = [
+        *filter(None, [used_sentence(fit)]),
+        *unusual_sentences(fit),
+        *(compute_sentences(fit.compute, fit.level) if fit.compute else []),
+    ]
+    if not fit.tokens.comparable:
+        # Why nothing is compared comes first; residuals of losses that cannot be compared are no noise.
+        return [*before, fit.tokens.sentence]
     if not fit.crossings:
         return [*before, "There is one depth only; a crossing needs two.", best_sentence(fit), *about]
     if not fit.best and all(item.range is None for item in fit.crossings):
         depths = listed([str(depth) for depth in sorted(_depths(fit))])
+        low, high = fit.sizes or (1.0, math.inf)
+        if math.log(high / low) <= NEAR_END:
+            return [
+                *before,
+                f"All depths ({depths} layers) were measured near one size, {human(math.sqrt(low * high))} parameters. "
+                "Their sizes differ, because widths are whole numbers, so a comparison needs a second size of each "
+                "depth.",
+                *about,
+            ]
         none = f"No two depths ({depths} layers) meet at similar sizes, so this table compares no depths; a crossing"
         return [*before, f"{none} needs several sizes of each depth, with a common range.", *about]
-    use, surface = use_sentence(fit.crossings, fit.level), surface_sentence(fit)
-    # Without a settled crossing the surface through all losses is the best answer, else the lowest loss measured.
-    lines = [*before, *([use] if use else [text for text in (surface, best_sentence(fit)) if text])]
-    lines += [shape_sentence(fit.best[-1])] if fit.best else []
-    open_pairs = [item for item in fit.crossings if item.status == "ambiguous"]
+    use = use_sentence(fit.reading, fit.level)
+    # In a table with one size per depth the laws through all losses are the best answer.
+    first, *more = [use] if use else [text for text in (laws_sentence(fit), best_sentence(fit)) if text]
+    lines = [*before, fit.tokens.qualified(first), *more]
+    lines += map(shape_sentence, largest(fit.best))
+    open_pairs = [item for item in fit.crossings if item.status == "ambiguous" and not use]
     lines += [crossing_sentence(item, fit.level) for item in open_pairs[:MAX_SENTENCES]]
-    missing = [item for item in fit.crossings if item.status == "insufficient"]
-    if missing:
+    reasons = Counter(str(item.reason) for item in fit.crossings if item.status == "insufficient")
+    if reasons:
+        parts = [
+            reason if len(reasons) == 1 else f"{count} × {reason}" for reason, count in reasons.most_common()
+        ]
         lines.append(
-            f"{len(missing)} of {len(fit.crossings)} pairs of neighbouring depths cannot be compared: each depth needs "
-            "two sizes, and both need a common range."
+            f"{reasons.total()} of {len(fit.crossings)} pairs of neighbouring depths cannot be compared: "
+            f"{'; '.join(parts)}."
         )
-    return [*lines, *filter(None, [beyond_sentence(fit), surface if use else ""]), *about]
+    return [*lines, *filter(None, [fit.tokens.qualified(beyond_sentence(fit))]), *about]
+
+
+def unusual_sentences(fit: Fit) -> list[str]:
+    """The runs whose loss lies far off the others, and the answer without them; empty without such a run."""
+    if not fit.unusual:
+        return []
+    parts = [
+        f"{run.depth} × {run.width}, seed {run.seed} (loss {digits(run.loss, 4)}, {digits(abs(run.above))} nats "
+        f"{'above' if run.above > 0 else 'below'} the others)"
+        for run in fit.unusual[:MAX_UNUSUAL]
+    ]
+    if len(fit.unusual) > MAX_UNUSUAL:
+        parts.append(f"{len(fit.unusual) - MAX_UNUSUAL} more")
+    one = len(fit.unusual) == 1
+    named = f"{'One run does' if one else f'{len(fit.unusual)} runs do'} not fit the others: {listed(parts)}."
+    return [named, *(f"Without {'it' if one else 'them'}: {line}" for line in fit.answer_without[:1])]
 
 
 def used_sentence(fit: Fit) -> str:
@@ -272,12 +321,18 @@ def findings(fit: Fit) -> list[str]:
     """Scores of a task, the headlines, and the check of the learning rate."""
     check = fit.learning_rate
     checked = [check.sentence] if check and check.checked else []
-    return [*score_sentences(fit), *headlines(fit), *checked]
+    scores = score_sentences(fit) if fit.tokens.comparable else []
+    return [*scores, *headlines(fit), *checked]
 
 
 def next_steps(fit: Fit) -> list[str]:
-    """A deeper model if the deepest one is the best, and the check of the learning rate, each with its cost."""
+    """Sizes or a depth that are missing, and the check of the learning rate."""
     check = fit.learning_rate
+    last = fit.reading.ranges[-1] if fit.reading.ranges else None
+    if last and last.missing:
+        names = listed([*map(str, last.missing[:-1]), layers(last.missing[-1])])
+        sizes = f"train {names} at the sizes above {human(last.high)} too, where they may be the best"
+        return [f"Next: {sizes}.", *([check.sentence] if check and not check.checked else [])]
     steps = [fit.next_depth, check if check and not check.checked else None]
     return [step.sentence for step in steps if step]
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.curves.best_shapes import BestShape
 from analysis.errors import InputError
 from analysis.fit.crossing_shift import CrossingShift, shift_between
 from analysis.fit.document import Fit
@@ -28,6 +27,7 @@ from analysis.fit.measures import (
 )
 from analysis.fit.rate_check import split_sensitivity_runs
 from analysis.law.crossings import Crossing
+from analysis.law.reading import AtSize
 from analysis.numbers import digits, factors, percent
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
@@ -125,7 +125,7 @@ def crossing_row(item: Crossing) -> dict[str, Any]:
     }
 
 
-def best_row(item: BestShape) -> dict[str, Any]:
+def best_row(item: AtSize) -> dict[str, Any]:
     """The best depth of a budget at the N compared, and the depths statistically tied with it."""
     names = ("budget", "params", "depth", "width", "loss")
     return {**{name: getattr(item, name) for name in names}, "near": " ".join(map(str, item.near or ()))}

@@ -4,18 +4,22 @@
 the search and the simulations behind a power estimate all start here, so that they rest on the same numbers.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pandas as pd
 
-from analysis.curves.best_shapes import BestShape, best_shapes
 from analysis.curves.curves import Curves, build_curves
+from analysis.curves.unusual_runs import UnusualRun, unusual_runs
 from analysis.errors import InputError
-from analysis.fit.rate_check import RateCheck, check_rates, split_sensitivity_runs
-from analysis.law.crossings import Crossings, find_crossings
-from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
+from analysis.fit.rate_check import RateCheck, check_rates, split_sensitivity_runs, widened
+from analysis.law.crossing_laws import with_crossing_laws
+from analysis.law.crossings import Crossing, Crossings, find_crossings
+from analysis.law.decision import GapLaws
+from analysis.law.gap_fit import fit_gap_laws, points_of
 from analysis.law.prediction import predict
+from analysis.law.reading import AtSize, Reading, best_shapes, read_curves
 from analysis.law.shape import Shape
 from analysis.law.threshold import fit_laws
 from analysis.law.threshold_law import ThresholdLaw
@@ -23,6 +27,7 @@ from analysis.runs.comparison import Comparison, compare
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
 
+NOT_COMPARABLE = "the depths have different training tokens at similar N"
 #: (depth, N, runs) of shapes whose runs all diverged.
 Lost = tuple[tuple[int, float, int], ...]
 
@@ -35,14 +40,12 @@ class Estimates:
         rows: the losses compared, one row per depth, N and seed.
         curves: of the losses against ln N.
         crossings: of neighbouring depths.
-        equal_tokens: whether all shapes were trained on the same number of tokens.
         refusal: why nothing is projected beyond the measured sizes, if so.
     """
 
     rows: pd.DataFrame
     curves: Curves
     crossings: Crossings
-    equal_tokens: bool
     refusal: str | None
 
     @cached_property
@@ -51,19 +54,16 @@ class Estimates:
         return fit_laws(self.crossings)
 
     @cached_property
-    def surfaces(self) -> tuple[SurfaceFit, ...]:
-        """Laws of the loss itself."""
-        points = points_of(self.curves, self.curves.misfit_sd)
-        return fit_surfaces(points, equal_tokens=self.equal_tokens)
-
-    @cached_property
-    def best(self) -> tuple[BestShape, ...]:
-        """The best measured depth of each size."""
-        return best_shapes(self.rows, self.curves)
+    def gap_laws(self) -> GapLaws:
+        """Laws of the gaps between the depths, for sizes beyond the measured ones."""
+        found = fit_gap_laws(points_of(self.curves, self.curves.misfit_sd))
+        return with_crossing_laws(found, self.laws, self.crossings)
 
     def predict(self, params: float) -> Shape:
-        """The best depth at N = `params` by all laws that the data do not reject."""
-        return predict(self.laws, self.surfaces, self.crossings.items, params, self.refusal)
+        """The depth of least expected loss at N = `params` with the interval of the best one, whatever it may lose."""
+        crossings, refusal = self.crossings, self.refusal
+        laws, level = self.gap_laws, crossings.level
+        return predict(laws, crossings.items, params, level=level, within=math.inf, refusal=refusal)
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,58 @@ class Study(Estimates):
     comparison: Comparison
 
     @cached_property
+    def gap_laws(self) -> GapLaws:
+        """Laws of the gaps between the depths; none if no two depths can be compared."""
+        if self.comparison.tokens.comparable:
+            return super().gap_laws
+        return GapLaws((), None, tuple(self.curves.depths), None, NOT_COMPARABLE)
+
+    @cached_property
     def learning_rate(self) -> RateCheck | None:
         """Whether the learning rate was checked; None if no pair of depths can be compared."""
         return check_rates(self.sensitivity_runs, self.comparison, self.curves, self.crossings)
 
+    @cached_property
+    def stated_crossings(self) -> tuple[Crossing, ...]:
+        """The crossings; after sensitivity runs their intervals include the shift to the best learning rates."""
+        return widened(self.crossings.items, self.learning_rate)
 
-def estimates_of(rows: pd.DataFrame, *, level: float = 0.95, diverged: Lost = ()) -> Estimates:
-    """The estimates of losses at equal tokens, one row per depth, params and seed, as of a simulated study."""
+    @cached_property
+    def reading(self) -> Reading:
+        """Which depth is best at each measured size; empty if no two depths can be compared."""
+        if not self.comparison.tokens.comparable:
+            return Reading()
+        lost = _lost(self.comparison.diverged)
+        return read_curves(self.rows, self.curves, self.stated_crossings, self.crossings.quantile, lost)
+
+    @cached_property
+    def best(self) -> tuple[AtSize, ...]:
+        """What is known at each budget."""
+        return best_shapes(self.rows, self.curves, self.reading)
+
+    @cached_property
+    def unusual(self) -> tuple[UnusualRun, ...]:
+        """Runs whose loss lies far off the others; they are compared like all others."""
+        return unusual_runs(self.rows) if self.comparison.tokens.rule != "groups" else ()
+
+    @cached_property
+    def without_unusual(self) -> "Study":
+        """The study without its unusual runs."""
+        rows = self.rows.drop(index=[run.row for run in self.unusual])
+        found = estimates_of(rows, level=self.crossings.level, diverged=_lost(self.comparison.diverged))
+        return replace(self, rows=rows, curves=found.curves, crossings=found.crossings)
+
+
+def estimates_of(
+    rows: pd.DataFrame, *, level: float = 0.95, diverged: Lost = (), not_comparable: str | None = None
+) -> Estimates:
+    """The estimates of losses at equal tokens, one row per depth, params and seed, as of a simulated study.
+
+    `not_comparable` is why two depths cannot be compared, if so: there are then curves, but no crossings.
+    """
     curves = build_curves(rows)
-    return Estimates(rows, curves, find_crossings(curves, level=level, diverged=diverged), True, None)
+    crossings = find_crossings(curves, level=level, diverged=diverged, not_comparable=not_comparable)
+    return Estimates(rows, curves, crossings, None)
 
 
 @single_threaded
@@ -110,14 +153,14 @@ def study_of(runs: RunTable, *, level: float = 0.95, tokens: float | None = None
         raise InputError(f"The level is {level:g}; it must lie between 0 and 1, as 0.95.")
     runs, again = split_sensitivity_runs(runs)
     comparison = compare(runs, tokens=tokens)
-    found = estimates_of(comparison.rows, level=level, diverged=_lost(comparison.diverged))
     rule = comparison.tokens
-    equal_tokens = rule.rule not in ("with_params", "unequal")
+    apart = None if rule.comparable else NOT_COMPARABLE
+    lost = _lost(comparison.diverged)
+    found = estimates_of(comparison.rows, level=level, diverged=lost, not_comparable=apart)
     return Study(
         found.rows,
         found.curves,
         found.crossings,
-        equal_tokens,
         rule.no_extrapolation,
         runs,
         again,

@@ -12,7 +12,7 @@ unbounded. Statuses:
 - `right_censored`: the deep model is better at no size measured, significantly at both ends; the interval has no upper
   end;
 - `ambiguous`: anything between, with a `reason`; a point estimate is kept if there is one;
-- `insufficient`: fewer than two sizes for a depth, or no common range.
+- `insufficient`: fewer than two sizes for a depth, no common range, or losses at different training tokens.
 
 Two sizes of a depth cannot show how its curve bends. A sign change is then `ambiguous` without a point estimate, its
 interval reaches from size to size, and the pair is not used for the law: such intervals, drawn from straight lines,
@@ -134,7 +134,7 @@ class Crossings:
 def gap_of(curves: Curves, shallow: int, deep: int) -> Gap | None:
     """The gap of a pair, or None if the pair has no common range or a depth has only one size."""
     inside = curves.inside(shallow, deep)
-    if len(inside) < 2 or min(len(curves.at(shallow)), len(curves.at(deep))) < 2:
+    if len(inside) < 2 or min(curves.sizes(shallow), curves.sizes(deep)) < 2:
         return None
     return Gap(curves.grid[inside], *_gaps(curves, [(shallow, deep)]))
 
@@ -185,7 +185,11 @@ def _upward(x: Floats, values: Floats, which: Literal[0, -1], nowhere: float) ->
 
 
 def find_crossings(
-    curves: Curves, *, level: float = 0.95, diverged: tuple[tuple[int, float, int], ...] = ()
+    curves: Curves,
+    *,
+    level: float = 0.95,
+    diverged: tuple[tuple[int, float, int], ...] = (),
+    not_comparable: str | None = None,
 ) -> Crossings:
     """Find the crossing of each two neighbouring depths.
 
@@ -193,12 +197,19 @@ def find_crossings(
         curves: see `analysis.curves.curves`.
         level: of the intervals.
         diverged: (depth, N, runs) of shapes whose runs all diverged.
+        not_comparable: why the losses of two depths cannot be compared at equal N, if so: all pairs are `insufficient`.
     """
     quantile = float(student.ppf((1 + level) / 2, curves.dof)) if curves.noise.known else math.nan
-    items, gaps, kept = [], [], []
+    items: list[Crossing] = []
+    gaps: list[Gap | None] = []
+    kept = []
     for shallow, deep in itertools.pairwise(curves.depths):
+        if not_comparable:
+            items.append(Crossing(shallow, deep, "insufficient", not_comparable))
+            gaps.append(None)
+            continue
         gap = gap_of(curves, shallow, deep)
-        sizes, fewest = min((len(curves.at(depth)), depth) for depth in (shallow, deep))
+        sizes, fewest = min((curves.sizes(depth), depth) for depth in (shallow, deep))
         few = f"depth {fewest} has only {counted(sizes, 'size')}"
         if gap is None:
             reason = f"{few}; a curve needs two" if sizes < 2 else "the two depths have no common range of N"
@@ -265,7 +276,7 @@ def _measured_at_ends(curves: Curves, shallow: int, deep: int) -> bool:
 
 def _non_monotone(curves: Curves, deep: int, gap: Gap, quantile: float) -> bool:
     """See `Crossing.non_monotone`; False without a noise estimate, or with two sizes."""
-    if not math.isfinite(quantile) or len(curves.at(deep)) < LEAST_SIZES:
+    if not math.isfinite(quantile) or curves.sizes(deep) < LEAST_SIZES:
         return False
 
     def exceeds(value: Floats, covariance: Floats, first: int, second: int, times: float) -> bool:

@@ -12,16 +12,16 @@ from analysis.errors import InputError
 from analysis.law.shape import NearOptimal
 
 if TYPE_CHECKING:
-    from analysis.curves.best_shapes import BestShape
-    from analysis.law.loss_surfaces import SurfaceFit
     from analysis.law.published import AdditiveLaw
 
+#: Nats per token, or a share of the loss as "0.5%".
+Within = float | str
 #: Nats per token below which the loss of a shape counts as that of the best. Seeds of one cell differ by about as much.
 WITHIN = 0.005
 
 
 def near_optimal(
-    law: "SurfaceFit | AdditiveLaw", params: float, depth: float | None, source: str, within: float = WITHIN
+    law: "AdditiveLaw", params: float, depth: float | None, source: str, within: float = WITHIN
 ) -> NearOptimal | None:
     """The near-optimal depths at N = `params` and what `depth` loses; None if the law has no best depth there.
 
@@ -29,8 +29,6 @@ def near_optimal(
     exceeds that of the best whole depth by at most `within` nats per token.
     """
     exact = law.best_depth(params)
-    if exact is None or not math.isfinite(exact):
-        return None
 
     def loss(depth: float) -> float:
         return float(law.loss(params, depth))
@@ -58,18 +56,37 @@ def near_optimal(
     return NearOptimal(within, (last(1), last(deepest)), known, source)
 
 
-def measured_near_optimal(best: "BestShape", within: float = WITHIN) -> NearOptimal:
-    """The same for the best measured shape of a size, from the losses read off the curves there."""
-    depths = measured_within(best, within)
-    return NearOptimal(within, (depths[0], depths[-1]), 0.0, "the curves there")
+def nats_of(within: Within, loss: float | None = None) -> float:
+    """What counts as negligible, in nats per token, from a number of nats, or a share of a loss as 0.5%.
+
+    Args:
+        within: 0.005, or the text "0.005" or "0.5%".
+        loss: of the best depth; None where it is not known.
+
+    Raises:
+        InputError: `within` is no positive number, or is a share where no loss is known.
+    """
+    text = str(within).strip()
+    try:
+        value = float(text.removesuffix("%").strip())
+    except ValueError:
+        value = math.nan
+    if not 0 < value < (100 if text.endswith("%") else math.inf):
+        raise InputError(
+            f"--within is {text}; it must be a positive number of nats per token, as 0.005, or a share of the loss, as "
+            "0.5%."
+        )
+    if not text.endswith("%"):
+        return value
+    if loss is None:
+        raise InputError(
+            f"--within {text} is a share of a loss, and a published law gives differences of losses only. Give nats "
+            "per token: --within 0.01"
+        )
+    return value / 100 * loss
 
 
-def measured_within(best: "BestShape", within: float = WITHIN) -> tuple[int, ...]:
-    """The measured depths of a size whose loss exceeds the lowest by at most `within` nats per token, ascending."""
-    return tuple(shape.depth for shape in best.shapes if shape.excess <= within)
-
-
-def check_within(within: float) -> None:
-    """InputError if `within` is not a positive number of nats."""
-    if not 0 < within < math.inf:
-        raise InputError(f"--within is {within:g}; it must be a positive number of nats per token, as 0.005.")
+def within_words(within: Within) -> str:
+    """`0.005 nats`, or `0.5% of the loss`."""
+    text = str(within).strip()
+    return f"{text} of the loss" if text.endswith("%") else f"{nats_of(within):g} nats"

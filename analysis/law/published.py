@@ -1,7 +1,8 @@
 """Published laws that can be named instead of fitted (`--law NAME`): that of Levine et al. 2020 and of Liu et al. 2026.
 
 The first is a threshold law, which names depths and no losses. The second is a law of the loss, so it also gives what
-a shape loses. The module uses `math` only, so that an answer from a published law loads no numerical library.
+a shape loses, and, as it has a term of the training tokens, the shape and the tokens that a compute is best spent on.
+The module uses `math` only, so that an answer from a published law loads no numerical library.
 """
 
 import math
@@ -11,23 +12,26 @@ from statistics import NormalDist
 
 from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
-from analysis.law.shape import REACH, Shape, Transition, check_size, outside
+from analysis.law.shape import REACH, ComputeShape, Shape, Transition, check_size, outside
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw, solve_depth
 from analysis.numbers import human
 
 Row = tuple[float, float, float, float]
+#: Training FLOPs per parameter and token.
+FLOPS_PER_TOKEN = 6
 #: Step of the numerical derivatives in ln c and α.
 STEP = 1e-5
 
 
 @dataclass(frozen=True)
 class AdditiveLaw:
-    """Loss = c_m·d^-alpha_m + c_l·(100·(L - skipped))^-alpha_l + terms that do not depend on the shape.
+    """Loss = c_m·d^-alpha_m + c_l·(100·(L - skipped))^-alpha_l + c_t·(tokens/10^6)^-alpha_t + a constant.
 
     At fixed N the width is d = sqrt(N/(12·L)) and the training tokens are equal, so the other terms cancel.
 
     Attributes:
         skipped: layers that do not count.
+        tokens_term: (c_t, alpha_t) of the training tokens.
         covariance: of (ln c_m, alpha_m, ln c_l, alpha_l); intervals are first-order in these four.
         source: where it comes from, in words.
         depth_range, params_range: smallest and largest depth and number of parameters it was fitted on.
@@ -42,6 +46,7 @@ class AdditiveLaw:
     source: str
     depth_range: tuple[float, float]
     params_range: tuple[float, float]
+    tokens_term: tuple[float, float]
 
     def loss(self, params: float, depth: float) -> float:
         """The part of the loss that depends on the shape, nats per token; infinite if no layer counts."""
@@ -169,6 +174,7 @@ LIU2026 = AdditiveLaw(
     source="Liu et al. 2026 (arXiv 2602.05970)",
     depth_range=(12, 47),
     params_range=(1.2e8, 1.6e10),
+    tokens_term=(8.485901100690645, 0.2988601326942444),
 )
 
 PublishedLaw = ThresholdLaw | AdditiveLaw
@@ -192,6 +198,73 @@ def published_shape(law: PublishedLaw, params: float, level: float = 0.95) -> Sh
         return law.shape(params, level)
     reason = f"N is more than {REACH:g} times the largest size that the law was fitted on, {human(largest)}"
     return Shape(params, None, (None, None), None, "none", law.source, reason=reason)
+
+
+def shape_at_compute(law: PublishedLaw, flops: float) -> ComputeShape:
+    """The shape and tokens of least loss by a published law, over all N and depths with 6·N·tokens = flops.
+
+    Args:
+        law: one with a term of the training tokens.
+        flops: training FLOPs, 6·N·tokens.
+
+    Raises:
+        InputError: the law has no term of the tokens, or no number of FLOPs, or too few for the depths that count.
+    """
+    if not (math.isfinite(flops) and flops > 0):
+        raise InputError(f"The compute is {flops:g} FLOPs; give a positive number, as 1e21.")
+    if not isinstance(law, AdditiveLaw):
+        names = ", ".join(name for name, item in PUBLISHED.items() if isinstance(item, AdditiveLaw))
+        raise InputError(
+            f"The law of {law.source} has no term of the training tokens, so it gives no shape at a compute; a law "
+            f"with one is {names}: interplay recommend --law {names} --flops {flops:g}"
+        )
+    scale, exponent = law.tokens_term
+
+    def at(log_size: float, depth: float) -> float:
+        millions = flops / (FLOPS_PER_TOKEN * math.exp(log_size) * 1e6)
+        return law.loss(math.exp(log_size), depth) + scale * math.pow(millions, -exponent)
+
+    def best(log_size: float) -> float:
+        return at(log_size, law.best_depth(math.exp(log_size)))
+
+    def size_of(depth: float) -> float:
+        return _minimum(lambda log_size: at(log_size, depth), *ends)
+
+    # N between one parameter and one token.
+    ends = 0.0, max(math.log(flops / FLOPS_PER_TOKEN), 1.0)
+    params = math.exp(_minimum(best, *ends))
+    exact = law.best_depth(params)
+    least = math.floor(law.skipped) + 1
+    if exact < least - 0.5:
+        raise InputError(
+            f"The law of {law.source} counts depths above {law.skipped:g} layers only, and its best depth at "
+            f"{flops:g} FLOPs is {exact:.1f}. Give more FLOPs."
+        )
+    whole = sorted({max(math.floor(exact), least), max(math.ceil(exact), least)})
+    sizes = {item: size_of(item) for item in whole}
+    depth = min(whole, key=lambda item: at(sizes[item], item))
+    largest = law.params_range[1]
+    if params > REACH * largest:
+        reason = (
+            f"the best N is {human(params)}, more than {REACH:g} times the largest size that the law was fitted on, "
+            f"{human(largest)}"
+        )
+        return ComputeShape(flops, None, None, None, (None, None), "none", law.source, reason, True)
+    size = math.exp(sizes[depth])
+    extrapolated = law.extrapolates(depth) or not law.params_range[0] <= size <= largest
+    tokens = flops / (FLOPS_PER_TOKEN * size)
+    interval = law.interval(size)
+    return ComputeShape(
+        flops, depth, size, tokens, interval, "published", law.source, extrapolated=extrapolated
+    )
+
+
+def _minimum(value: Callable[[float], float], low: float, high: float) -> float:
+    """The place of the minimum of a function with one minimum, by ternary search."""
+    while high - low > 1e-9:
+        left, right = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (low, right) if value(left) <= value(right) else (left, high)
+    return (low + high) / 2
 
 
 def least_shape(params: float) -> Shape:

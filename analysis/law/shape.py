@@ -1,34 +1,31 @@
-"""The best shape for a number of parameters, and what a law must give to name one.
+"""The best shape for a number of parameters.
 
 `math` only, so that an answer from a published law loads no numerical library.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
-from analysis.numbers import layers, short, span
+from analysis.numbers import digits, human, layers, listed, scientific, short, span
+
+if TYPE_CHECKING:
+    from analysis.law.reading import AtSize
 
 #: No law states a depth beyond this factor times the largest size that it was fitted on.
 REACH = 10.0
 #: Sizes from here on are far beyond any model, but usual as FLOPs of a training.
 FLOPS = 1e15
 
+#: Other depths whose cost is given beside the best one.
+MOST_SHAPES = 3
+
 #: What a shape rests on: the laws of a study, its lowest measured loss, only the interval of its laws, nothing at this
 #: size, a published law, the least depth by theory.
 Source = Literal["law", "measured", "band", "none", "published", "theory"]
-
-
-class Law(Protocol):
-    """Predicts the best depth for N parameters."""
-
-    def best_depth(self, params: float) -> float | None:
-        """The best depth at fixed N, positive and finite; None where there is none."""
-
-    def why_not(self, params: float) -> str | None:
-        """Why there is no best depth at this N; None if it is not known, or there is one."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +37,14 @@ class NearOptimal:
         depths: the shallowest and the deepest of them.
         lost: nats per token by which the depth in question exceeds the best whole depth; None if not known.
         losses: the source of the losses, in words.
+        most: the bound of what is lost at the level of the answer; None if not known.
     """
 
     within: float
     depths: tuple[int, int]
     lost: float | None
     losses: str
+    most: float | None = None
 
     @property
     def depths_text(self) -> str:
@@ -72,22 +71,6 @@ class Transition:
     params_interval: Interval
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The best measured depth of the size nearest to N.
-
-    Attributes:
-        params: that size.
-        near: depths that the seeds cannot distinguish from the best; None without a noise estimate.
-        compared: number of depths measured there.
-    """
-
-    params: float
-    depth: int
-    near: tuple[int, ...] | None
-    compared: int
-
-
 @dataclass(frozen=True, repr=False)
 class Shape:
     """The best shape for N = `params`.
@@ -97,11 +80,9 @@ class Shape:
         depth_interval: of L*; an end is None without a limit. A measured depth has whole depths, and no level.
         level: of the interval.
         source, law: what the shape rests on, and that in words.
-        laws: forms that are not excluded, in the order of preference.
-        agree_to: largest N up to which these agree, if they do not at this N; 0 if they disagree among the crossings
-            already; else None.
-        extrapolated: L* lies outside the depths of the law, or N outside the sizes of the surface.
-        band: interval of the laws of the study, beside a measured depth.
+        laws: forms that are not rejected, the one of most support first.
+        extrapolated: L* lies outside the depths of a published law, or N outside the sizes of the study.
+        measured: what is known at the measured size that the shape rests on.
         transition: of `depth`, by a published law.
         width_step: what the widths of the study are multiples of, if a study gave the shape and it is known.
         learning_rate: whether the study checked its learning rate, as one sentence.
@@ -117,10 +98,8 @@ class Shape:
     law: str = ""
     laws: tuple[str, ...] = ()
     reason: str | None = None
-    agree_to: float | None = None
     extrapolated: bool = False
-    band: Interval | None = None
-    measured: Measured | None = None
+    measured: "AtSize | None" = None
     near_optimal: NearOptimal | None = None
     transition: Transition | None = None
     learning_rate: str | None = None
@@ -181,6 +160,94 @@ class Shape:
         return self.depth_exact is not None and self.depth_exact > width_of(self.params, self.depth_exact)
 
 
+@dataclass(frozen=True)
+class DepthAtCompute:
+    """A depth at its best size for one compute.
+
+    Attributes:
+        params, width, tokens: N of least loss, the width nearest to it that can be built, and the training tokens left.
+        excess: nats per token above the best depth.
+    """
+
+    depth: int
+    width: int
+    params: float
+    tokens: float
+    excess: float
+
+
+@dataclass(frozen=True, repr=False)
+class ComputeShape:
+    """The shape and the training tokens of least loss for one compute.
+
+    Attributes:
+        flops: training FLOPs.
+        depth: whole layers; None if none is stated, and `reason` is why.
+        params, tokens: N of least loss at this depth, and training tokens; None without a depth.
+        depth_interval: of a measured depth as in `Shape`; by a published law that at fixed N = `params`.
+        source, law: what the shape rests on, and that in words.
+        extrapolated: N or the depth lies outside those of a published law, or the compute outside that of a study.
+        loss: nats per token, of a measured shape.
+        near: measured depths that are not excluded, the best included; None if the noise is not known.
+        others: the other depths measured at this compute, that of least loss first.
+        width_step: as in `Shape`.
+    """
+
+    JSON_PROPERTIES: ClassVar = ("width",)
+
+    flops: float
+    depth: int | None
+    params: float | None
+    tokens: float | None
+    depth_interval: Interval
+    source: Source
+    law: str
+    reason: str | None = None
+    extrapolated: bool = False
+    loss: float | None = None
+    near: tuple[int, ...] | None = None
+    others: tuple[DepthAtCompute, ...] = ()
+    width_step: int | None = None
+
+    def __repr__(self) -> str:
+        return self.sentence
+
+    @property
+    def width(self) -> int | None:
+        """The width nearest to that which fills N that a model can have, see `buildable_width`."""
+        if self.depth is None or self.params is None:
+            return None
+        return buildable_width(width_of(self.params, self.depth), self.width_step)
+
+    @property
+    def sentence(self) -> str:
+        """The shape, its tokens, and what other depths cost; or why none is stated."""
+        at = f"At {scientific(self.flops)} FLOPs"
+        if self.depth is None or self.params is None or self.tokens is None:
+            return f"{at} no depth is stated: {self.reason}."
+        text = (
+            f"{at}: {layers(self.depth)} × {self.width} wide ({human(self.params)} parameters), "
+            f"{human(self.tokens)} tokens"
+        )
+        if self.loss is not None:
+            costs: list[str] = []
+            for other in self.others[:MOST_SHAPES]:
+                first = f"{layers(other.depth)} cost{'s' if other.depth == 1 else ''}"
+                name = str(other.depth) if costs else first
+                costs.append(f"{name} +{digits(100 * other.excess / self.loss)} %")
+            text += f"; {', '.join(costs)}{near_words(self.near)}"
+        return f"{text} ({self.reason})." if self.reason else f"{text}."
+
+
+def near_words(near: Sequence[int] | None) -> str:
+    """Which depths cannot be told apart, to append to the costs of the depths; empty if one is the best."""
+    if near is None:
+        return "; without a noise estimate no difference is tested"
+    if len(near) < 2:
+        return ""
+    return f"; the losses of {listed([str(depth) for depth in near])} layers do not differ significantly"
+
+
 def buildable_width(width: float, step: int | None = None, most: float = math.inf) -> int:
     """The nearest width that a model can have: a multiple of `step`, and at least one step.
 
@@ -205,7 +272,10 @@ def flops_hint(params: float) -> str:
     """A sentence for a size that looks like a number of FLOPs; else empty."""
     if params < FLOPS:
         return ""
-    return f"{params:g} looks like a number of FLOPs; a size N is a number of non-embedding parameters, such as 7e9."
+    return (
+        f"{params:g} looks like a number of FLOPs; a size N is a number of non-embedding parameters, such as 7e9. For "
+        f"FLOPs: `interplay recommend --flops {params:g}`."
+    )
 
 
 def check_size(params: float) -> None:

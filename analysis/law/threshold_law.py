@@ -71,6 +71,10 @@ def _is_covariance(value: Covariance) -> Covariance:
     return value
 
 
+#: A law is rejected if its own test has a smaller p-value.
+REJECTED = 0.05
+
+
 @dataclass(frozen=True)
 class ThresholdLaw:
     """A law through the crossings of adjacent depths.
@@ -135,6 +139,11 @@ class ThresholdLaw:
     def usable(self) -> bool:
         """Whether the law has coefficients with an uncertainty."""
         return self.status in ("ok", "open") and None not in (self.a, self.b, self.covariance)
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the test of the crossings rejects the form of the law."""
+        return self.p_value is not None and self.p_value < REJECTED
 
     def best_depth(self, params: float) -> float | None:
         """The L with 12·L·d(L)² = N; None if the law has none that is positive and finite."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.curves.best_shapes import width_step
 from analysis.design.objective import estimate_from
 from analysis.files import write_json
 from analysis.fit.document import Fit
@@ -23,6 +22,7 @@ from analysis.report.figures.figure import Context, Figure, study_of_fit
 from analysis.report.html import Page, Section, provenance, write_page
 from analysis.report.tables import (
     best_table,
+    compute_table,
     cost_table,
     crossings_table,
     diverged_table,
@@ -31,6 +31,7 @@ from analysis.report.tables import (
     needed_table,
     rate_shifts_table,
     reasons_table,
+    unusual_table,
 )
 from analysis.runs.table import RunTable
 
@@ -88,9 +89,7 @@ def write_report(
         confidence=confidence(fit),
         unfinished=cells,
         figures=[first],
-        sizes=excess.sizes_json(first.table, fit.count, width_step(study_of_fit(fit).rows))
-        if first.name == "excess"
-        else None,
+        sizes=excess.sizes_json(first.table, fit) if first.name == "excess" else None,
         next_steps=next_steps(fit),
         warnings=fit.warnings,
         sections=[*study_sections(context, first), provenance(facts or {}, links, spec_text)],
@@ -115,6 +114,7 @@ def study_figures(runs: RunTable, fit: Fit, **known: Any) -> list[Figure]:
 def first_figure(context: Context) -> Figure:
     """The figure of the first screen: what each depth costs, or the losses if no two depths can be compared."""
     few = "one depth only" if len(context.colours) == 1 else "too few sizes with two depths to compare"
+    few = few if context.fit.tokens.comparable else "the training tokens differ, so no depths are compared"
     return excess.figure(context) or replace(loss.figure(context), title=f"Loss against size: {few}")
 
 
@@ -128,10 +128,10 @@ def study_sections(context: Context, first: Figure) -> list[Section]:
     laws = [laws_table(fit), law_reasons_table(fit)] if fit.crossings else []
     about_laws = [law_sentence(fit)] if laws else []
     used = [] if fit.left_out else ["Every row of the run table is used."]
-    costs = [cost_table(runs), diverged_table(fit), reasons_table(fit)]
+    costs = [cost_table(runs), unusual_table(fit), diverged_table(fit), reasons_table(fit)]
     return [
         Section("What was measured", [_about(fit)], _made(context, *measured), folded=False),
-        Section("Shapes in numbers", tables=[needed, best_table(fit)]),
+        Section("Shapes in numbers", tables=[needed, compute_table(fit), best_table(fit)]),
         Section("Crossings", [STATUS_WORDS] if crossings else [], _made(context, gaps.figure), [crossings]),
         Section("The law and its alternatives", about_laws, _made(context, best_depth.figure), laws),
         Section("The learning rate", tables=[rate_shifts_table(fit)]),

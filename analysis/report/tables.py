@@ -4,21 +4,29 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from analysis.curves.best_shapes import BestShape
+from analysis.curves.unusual_runs import UNUSUAL
 from analysis.fit.crossing_shift import CrossingShift
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
-from analysis.fit.sentences import LAWS, law_formula, reason_counts
+from analysis.fit.sentences import GAP_LAWS, LAWS, law_formula, reason_counts
 from analysis.fit.series import ByValue, ShiftedStudy, crossing_row
 from analysis.intervals import Interval
-from analysis.law.held_out import BASELINE, HeldOut
-from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.near_optimal import WITHIN
-from analysis.law.shape import buildable_width
+from analysis.law.reading import AtSize
+from analysis.law.shape import ComputeShape, buildable_width
 from analysis.law.threshold_law import ThresholdLaw
-from analysis.numbers import counted, digits, duration, ends, factors, percent, short, span
+from analysis.numbers import (
+    counted,
+    digits,
+    duration,
+    ends,
+    factors,
+    first_few,
+    percent,
+    scientific,
+    short,
+    span,
+)
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Columns, Table, table_of
 
@@ -79,88 +87,51 @@ def finite_ends(row: Mapping[Any, Any]) -> Interval | None:
 
 
 def laws_table(fit: Fit) -> Table:
-    """The threshold law, its alternatives and the baseline, with their held-out regret and that of the baseline.
-
-    The regret of a law and of the baseline is the mean over the trials that both answered.
-    """
-    trials = {item.law: item for item in fit.held_out}
-    base = trials.get(BASELINE)
-    lines = (fit.law, *fit.alternatives)
-    rows = [_law(item.form, item.status, _line(item), trials) for item in lines]
-    for item in fit.surfaces:
-        named = {name.replace("alpha", "α"): value for name, value in item.parameters.items()}
+    """The laws through the crossings, and those of the gaps between depths with their share of a decision."""
+    rows: list[tuple[str | None, ...]] = [
+        (*LAWS[item.form], item.status.replace("_", " "), _line(item) or None, _p_value(item.p_value), None)
+        for item in (fit.law, *fit.alternatives)
+    ]
+    for law in fit.gap_laws.laws:
+        named = {
+            name.replace("alpha", "α").replace("_", " "): value for name, value in law.parameters.items()
+        }
         values = ", ".join(f"{name}\u00a0=\u00a0{value:.3g}" for name, value in named.items())
-        rows.append(_law(item.form, item.status, values, trials))
-    if base is not None:
-        rows.append(_law(BASELINE, "rule", "", trials))
+        weight = f"{100 * law.weight:.0f} %" if law.status == "ok" else None
+        rows.append((*GAP_LAWS[law.form], law.status, values or None, _p_value(law.p_value), weight))
     columns = (
         Column("law", right=False),
         Column("formula", under="law", where="page"),
         Column("status", right=False, look="tag"),
         Column("parameters", right=False, where="page"),
-        Column("held-out regret", "nats per token"),
-        Column("baseline", "same trials"),
-        Column("answered", "of the trials"),
-        Column("beyond", "the depths"),
+        Column("p", "F test"),
+        Column("weight", "beyond the data"),
     )
     note = (
-        "Held-out regret: each law is fitted to the smaller budgets and gives a depth for a larger one; the regret is "
-        "the loss measured there minus the lowest loss measured there (mean, nats per token). The baseline is the best "
-        "depth of the largest budget seen, in the same trials; every law should beat it. Beyond the "
-        "measured depths the regret is a lower bound."
-        f"{'' if fit.held_out else ' There are too few budgets here to hold one out.'}"
+        "The first three go through the crossings. The others are laws of the gaps between depths, through all losses, "
+        "with any curve of N that the depths share; those that their test does not reject give the shape beyond the "
+        "data, each by its weight."
     )
     return Table("laws", columns, rows, note)
 
 
-def _law(form: str, status: str, parameters: str, trials: Mapping[str, HeldOut]) -> tuple[str | None, ...]:
-    own, base = (trials.get(name, HeldOut(name, ())) for name in (form, BASELINE))
-    asked, outside = len(own.trials), own.outside
-    answered = asked - own.unanswered
-    regret, baseline = paired_regret(own, base)
-    at_least = "≥ " if outside else ""
-    return (
-        *LAWS.get(form, (form, "")),
-        status.replace("_", " "),
-        parameters or None,
-        # An answer beyond the depths is charged the nearest depth: a lower bound, and zero if that depth is the best.
-        None if regret is None or outside == answered else f"{at_least}{regret:.4f}",
-        None if baseline is None or form == BASELINE else f"{baseline:.4f}",
-        f"{answered} of {asked}" if asked else None,
-        str(outside) if outside else None,
-    )
+def _p_value(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2g}"
 
 
 def law_reasons_table(fit: Fit) -> Table | None:
     """Each reason for the status of a law, with all laws that it applies to; None without any."""
-    trials = {item.law: item for item in fit.held_out}
-    notes: dict[str, str] = {item.form: _line_note(item) for item in (fit.law, *fit.alternatives)}
-    notes |= {item.form: _surface_note(item) for item in fit.surfaces}
+    notes = [(LAWS[item.form][0], _line_note(item)) for item in (fit.law, *fit.alternatives)]
+    notes += [(GAP_LAWS[law.form][0], law.reason or "") for law in fit.gap_laws.laws]
     laws: dict[str, list[str]] = {}
-    for form, note in notes.items():
-        parts = [part for part in note.split("; ") if part]
-        own = trials.get(form)
-        if own is not None and own.reasons and own.unanswered == len(own.trials):
-            # The note of a law without any depth gives that reason already.
-            parts += [f"held out: {reason}" for reason in own.reasons[:1] if reason not in note]
-        for part in dict.fromkeys(parts):
-            laws.setdefault(part, []).append(LAWS.get(form, (form, ""))[0])
+    for name, note in notes:
+        for part in dict.fromkeys(part for part in note.split("; ") if part):
+            laws.setdefault(part, []).append(name)
     columns: Columns = {
         Column("laws", right=False): lambda item: ", ".join(item[1]),
         Column("reason", right=False): lambda item: item[0],
     }
     return table_of("reasons of the laws", laws.items(), columns) if laws else None
-
-
-def paired_regret(law: HeldOut, base: HeldOut) -> tuple[float | None, float | None]:
-    """Mean regret of a law and of the baseline over the trials that both answered; None if there are none."""
-    there = {(trial.budget, trial.trained_to): trial.regret for trial in base.trials}
-    pairs = [(trial.regret, there.get((trial.budget, trial.trained_to))) for trial in law.trials]
-    both = [pair for pair in pairs if None not in pair]
-    if not both:
-        return None, None
-    own, others = np.mean(np.array(both, dtype=float), axis=0)
-    return float(own), float(others)
 
 
 def _line(item: ThresholdLaw) -> str:
@@ -172,18 +143,9 @@ def _line(item: ThresholdLaw) -> str:
 
 def _line_note(item: ThresholdLaw) -> str:
     parts = [item.reason, item.note]
-    if item.dof and item.p_value is not None:
-        parts.append(f"p = {item.p_value:.2g} by an F test")
     if item.scatter:
         parts.append(f"scatter of ln d ±{digits(item.scatter)}")
     return "; ".join(part for part in parts if part)
-
-
-def _surface_note(item: SurfaceFit) -> str:
-    """Why the surface is not `ok`, or why it has no best depth at the largest size measured."""
-    if item.reason or not item.usable or not item.params_range:
-        return item.reason or ""
-    return item.why_not(item.params_range[1]) or ""
 
 
 def best_table(fit: Fit) -> Table | None:
@@ -200,7 +162,7 @@ def best_table(fit: Fit) -> Table | None:
             "no noise estimate" if best.near is None else _others(best, best.near, "{}")
         ),
         Column(f"within {WITHIN:g} nats", "of the lowest loss", right=False): lambda best: _others(
-            best, [shape.depth for shape in best.shapes if shape.excess <= WITHIN], "{} (+{:.4f})"
+            best, [shape.depth for shape in best.within(WITHIN)], "{} (+{:.4f})"
         ),
     }
     note = (
@@ -210,7 +172,37 @@ def best_table(fit: Fit) -> Table | None:
     return table_of("best shapes by the curves", fit.best, columns, note)
 
 
-def _others(best: BestShape, depths: Collection[int], text: str) -> str:
+def compute_table(fit: Fit) -> Table | None:
+    """The best shape and tokens of each budget of compute; None without several budgets."""
+    if fit.compute is None or not fit.compute.best:
+        return None
+
+    def tied(shape: ComputeShape) -> str:
+        if shape.near is None:
+            return "no noise estimate"
+        return ", ".join(str(depth) for depth in shape.near if depth != shape.depth) or "none"
+
+    columns: Columns = {
+        Column("FLOPs"): lambda shape: scientific(shape.flops),
+        Column("best depth", look="strong"): lambda shape: str(shape.depth),
+        Column("width", look="strong"): lambda shape: str(shape.width),
+        Column("N"): lambda shape: short(shape.params),
+        Column("tokens"): lambda shape: short(shape.tokens),
+        Column("loss"): lambda shape: f"{shape.loss:.4f}",
+        Column("statistically tied", right=False): tied,
+    }
+    note = (
+        f"N and tokens of least loss for each compute, from a line through the best sizes of each depth, about which "
+        f"one scatters by {percent(round(math.expm1(fit.compute.size_sd), 2))}. There is no law in the width for the "
+        "crossings in compute, because N differs between depths at one compute."
+    )
+    left_out = fit.compute.left_out
+    if left_out:
+        note += f" Without a least loss: {first_few(left_out, '; ')}."
+    return table_of("best shapes at equal compute", fit.compute.best, columns, note)
+
+
+def _others(best: AtSize, depths: Collection[int], text: str) -> str:
     """The depths but the best one; `text` formats a depth and its excess over the lowest loss."""
     shapes = [shape for shape in best.shapes if shape.depth in depths and shape.depth != best.depth]
     return ", ".join(text.format(shape.depth, shape.excess) for shape in shapes) or "none"
@@ -245,6 +237,24 @@ def diverged_table(fit: Fit) -> Table | None:
         Column("rows that diverged"): lambda item: f"{item['diverged']} of {item['of']}",
     }
     return table_of("diverged shapes", fit.diverged, columns)
+
+
+def unusual_table(fit: Fit) -> Table | None:
+    """The runs whose loss lies far off the others; None without any."""
+    columns: Columns = {
+        Column("depth"): lambda run: str(run.depth),
+        Column("width"): lambda run: str(run.width),
+        Column("N"): lambda run: short(run.params),
+        Column("seed"): lambda run: str(run.seed),
+        Column("loss"): lambda run: f"{run.loss:.4f}",
+        Column("off by", "nats per token"): lambda run: f"{run.above:+.4f}",
+        Column("deviations", "robust standard deviations"): lambda run: f"{abs(run.deviations):.0f}",
+    }
+    note = (
+        f"Runs more than {UNUSUAL:g} robust standard deviations off the curve of their depth, or off the other seeds "
+        f"of their shape; they are compared all the same. Without them: {' '.join(fit.answer_without)}"
+    )
+    return table_of("unusual runs", fit.unusual, columns, note) if fit.unusual else None
 
 
 def reasons_table(fit: Fit) -> Table | None:

@@ -29,6 +29,8 @@ OPTIONAL_TEXT = ("protocol", "purpose")
 TABLE_PARAMS = "table_params"
 #: The largest width that a heading is proposed for.
 MOST_WIDTH = 1e6
+#: The group of equal N and equal training tokens in which a row is compared; 0 if all rows are one group.
+TOKEN_GROUP = "token_group"
 _NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.errors import InputError
 from analysis.numbers import counted, first_few
-from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
+from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, TOKEN_GROUP
 from analysis.runs.learning_rates import RateChoice, choose_rates
 from analysis.runs.settings import Chosen, choose, last_steps, refuse_other_data
 from analysis.runs.table import RunTable, whole
@@ -27,9 +27,9 @@ class Comparison:
     """The losses that are compared.
 
     Attributes:
-        rows: one row per (depth, params, seed), in that order, with the columns of `RunTable.used`; the index is the
-            number of the row that represents all it was made from, `loss` (nats per token) is the loss compared, and
-            `lr` its learning rate.
+        rows: one row per (depth, params, token_group, seed), in that order, with the columns of `RunTable.used` and
+            the group of equal tokens, `token_group`; the index is the number of the row that represents all it was made
+            from, `loss` (nats per token) is the loss compared, and `lr` its learning rate.
         left_out: the reason of every other used row, by its number.
         merged: the numbers of those of `left_out` whose losses are part of a loss that is compared.
         diverged: shapes with a run that diverged: depth, width, params, number of runs `diverged`, and `of` how many
@@ -79,7 +79,7 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
     replicates, replicate_warning = _replicates(settings.rows, runs.unseeded)
     single, averaged, average_warning = _average(replicates)
     choice = choose_rates(single)
-    rows = choice.rows.sort_values(["depth", "params", "seed"], kind="stable")
+    rows = choice.rows.sort_values(["depth", "params", TOKEN_GROUP, "seed"], kind="stable")
     lost = _lost(runs.frame, level.rows)
     before = (*level.warnings, *steps.warnings, *settings.warnings, *replicate_warning, *average_warning)
     others = {**steps.left_out, **level.left_out, **settings.left_out, **averaged, **choice.left_out}
@@ -96,7 +96,7 @@ def _replicates(rows: pd.DataFrame, unseeded: frozenset[int]) -> tuple[pd.DataFr
 
     Replicates of two shapes are not paired, because the table does not pair them.
     """
-    key = ["depth", "params", "lr"]
+    key = ["depth", "params", "lr", TOKEN_GROUP]
     several = rows.index.isin(unseeded) & rows.duplicated(key, keep=False)
     if not several.any():
         return rows, []
@@ -111,8 +111,8 @@ def _replicates(rows: pd.DataFrame, unseeded: frozenset[int]) -> tuple[pd.DataFr
 
 
 def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str]]:
-    """One row per (depth, params, seed, lr), the reason of each row averaged into another, and a warning."""
-    key = ["depth", "params", "seed", "lr"]
+    """One row per (depth, params, seed, lr, group), the reason of each row averaged into another, and a warning."""
+    key = ["depth", "params", "seed", "lr", TOKEN_GROUP]
     again = rows.duplicated(key)
     if not again.any():
         return rows, {}, []

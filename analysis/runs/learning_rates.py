@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analysis.runs.columns import TOKEN_GROUP
+
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -56,22 +58,24 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
     """Choose the learning rate of every shape that was trained at several.
 
     Args:
-        rows: one row per (depth, params, seed, lr), ordered by lr within a shape, with the column loss in nats per
-            token.
+        rows: one row per (depth, params, seed, lr), and token_group if there is that column, ordered by lr within a
+            shape, with the column loss in nats per token.
     """
     lr = rows["lr"].to_numpy(dtype=float)
     with np.errstate(invalid="ignore", divide="ignore"):
         x = np.where(np.isfinite(lr) & (lr > 0), np.log(lr), np.nan)
     # Rates that differ by rounding are one.
-    frame = rows[["depth", "params", "seed", "loss"]].assign(x=x, rate=np.round(x, 9))
-    shapes = frame.groupby(["depth", "params"])
+    # Losses of a study itself are at equal tokens, without groups.
+    shape = ["depth", "params", *([TOKEN_GROUP] if TOKEN_GROUP in rows else [])]
+    frame = rows[[*shape, "seed", "loss"]].assign(x=x, rate=np.round(x, 9))
+    shapes = frame.groupby(shape)
     several = frame[shapes["rate"].transform("nunique", dropna=False) > 1]
     left_out: dict[int, str] = {}
     minima: dict[int, tuple[float, float]] = {}
     bracketed = set()
     merged: set[int] = set()
     lowest = at_end = 0
-    for _, part in several.groupby(["depth", "params"]):
+    for _, part in several.groupby(shape):
         rates, losses = part["rate"].to_numpy(), part["loss"].to_numpy()
         seed = np.unique(part["seed"], return_inverse=True)[1]
         found = _minimum(part["x"].to_numpy(), rates, losses, seed)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.errors import InputError, OptionNeededError, did_you_mean, shortened
 from analysis.numbers import counted, first_few, listed
-from analysis.runs.columns import COLUMNS, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, numeric
+from analysis.runs.columns import COLUMNS, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, TOKEN_GROUP, numeric
 from analysis.runs.headings import last_part, loss_heading, names_in, words_of
 
 #: Columns that identify a run beside its settings.
@@ -81,7 +81,7 @@ class Chosen:
 
 def unread_columns(rows: pd.DataFrame) -> list[str]:
     """The columns of a run table that are not read."""
-    read = {*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, TABLE_PARAMS, "seed_label"}
+    read = {*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, TABLE_PARAMS, TOKEN_GROUP, "seed_label"}
     return [str(name) for name in rows.columns if name not in read]
 
 

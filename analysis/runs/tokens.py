@@ -2,7 +2,10 @@
 
 Several checkpoints of one shape differ in tokens, and one level of tokens is compared. If every shape was trained on
 one number of tokens, shapes are comparable when those of one size have the same tokens, as with 20 tokens per
-parameter: then the curves of two depths meet at equal N and equal tokens. Only ratios of tokens matter, not their unit.
+parameter: then the curves of two depths meet at equal N and equal tokens. If all shapes have one number of tokens per
+parameter, crossings, laws and projections hold along that line of N and tokens, and for no other ratio. If tokens
+differ from size to size in another way, as at several budgets of compute, losses are compared inside groups of equal N
+and equal tokens. Only ratios of tokens matter, not their unit.
 """
 
 import math
@@ -15,9 +18,10 @@ import pandas as pd
 
 from analysis.errors import InputError
 from analysis.numbers import first_few, human, scientific
+from analysis.runs.columns import TABLE_PARAMS, TOKEN_GROUP
 
 Floats = npt.NDArray[np.float64]
-Rule = Literal["unknown", "equal", "level", "with_params", "equal_compute", "unequal"]
+Rule = Literal["unknown", "equal", "level", "ratio", "with_params", "equal_compute", "groups", "unequal"]
 
 #: Relative difference below which tokens are one level.
 SAME_LEVEL = 0.01
@@ -25,10 +29,20 @@ SAME_LEVEL = 0.01
 NEAR_LEVEL = 0.05
 #: Relative difference below which tokens at similar N, tokens per parameter, and two N, are the same.
 SAME_AT_N = 0.10
-#: Correlation of ln N and ln tokens from which size and tokens grow together.
+#: Relative distance from one number of tokens per parameter up to which a run has that ratio. Runs of whole steps are
+#: nearer; a table farther away compares shapes at tokens of a planned size, which is not the N of each shape, and a
+#: ratio that differs by 10 % moves a crossing by about .1 in ln N.
+SAME_RATIO = 0.02
+#: Absolute correlation of ln N and ln tokens from which their effects cannot be separated.
 TOGETHER = 0.95
+#: Relative difference of N, and of the tokens or of N·tokens, up to which rows are of one group.
+SAME_GROUP_N, SAME_GROUP_TOKENS = 0.05, 0.02
+#: Share of the shapes that must be in groups with another depth, so that the table is compared inside groups.
+GROUPED_SHAPES = 0.5
 #: Share of the shapes that must have a level of tokens, so that it is compared and the other shapes are left out.
 MOST_SHAPES = 0.75
+#: Fewest shapes from which a rule of two coefficients for their tokens is read.
+LEAST_SHAPES = 5
 
 
 _SHAPE = ["depth", "params"]
@@ -40,10 +54,12 @@ class TokenRule:
     """The tokens at which losses are compared.
 
     Attributes:
-        rule: `unknown` (no row has tokens), `equal` (all the same), `level` (one of several), `with_params` (tokens
-            rise with N, equal at equal N), `equal_compute` (N·tokens is the same, so tokens are equal at equal N) or
+        rule: `unknown` (no row has tokens), `equal` (all the same), `level` (one of several), `ratio` (one number of
+            tokens per parameter), `with_params` (tokens rise with N, equal at equal N), `equal_compute` (N·tokens is
+            the same, so tokens are equal at equal N), `groups` (compared inside groups of equal N and tokens) or
             `unequal`.
-        compared: the level compared, in the table's unit; None if there is no single one.
+        compared: the level compared, in the table's unit, for `ratio` the tokens per parameter; None if there is no
+            single one.
         levels: all levels, ascending.
         no_extrapolation: why the table allows no answer beyond its sizes, if tokens differ between the shapes compared.
     """
@@ -54,10 +70,32 @@ class TokenRule:
     sentence: str
     no_extrapolation: str | None = None
 
+    @property
+    def comparable(self) -> bool:
+        """Whether depths of one N have the same tokens, as far as is known; else their losses show no crossing."""
+        return self.rule != "unequal"
+
+    @property
+    def at(self) -> str:
+        """What every statement about sizes must add, such as `at 20 tokens per parameter`; else empty."""
+        if self.rule != "ratio" or self.compared is None:
+            return ""
+        return f"at {self.compared:.3g} tokens per parameter"
+
+    def qualified(self, statement: str) -> str:
+        """A statement about sizes, with or without its full stop, with what it must add; an empty one stays empty."""
+        if not statement or not self.at:
+            return statement
+        text = statement.removesuffix(".")
+        return f"{text}, {self.at}{statement[len(text) :]}"
+
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """Rows at comparable tokens, the reason of every other row by its number, and warnings for the reader."""
+    """Rows at comparable tokens, the reason of every other row by its number, and warnings for the reader.
+
+    The column `TOKEN_GROUP` of the rows numbers the groups inside which they are compared.
+    """
 
     rule: TokenRule
     rows: pd.DataFrame
@@ -77,18 +115,20 @@ def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
         InputError: no level near `tokens`, or no tokens in the table.
     """
     value = used["tokens"].where(np.isfinite(used["tokens"]) & (used["tokens"] > 0))
-    table = used[["depth", "width", "params", "seed", "lr"]].assign(tokens=value, level=_levels(value))
+    own = [TABLE_PARAMS] if TABLE_PARAMS in used else []
+    table = used[["depth", "width", "params", "seed", "lr", *own]].assign(tokens=value, level=_levels(value))
     choice = _choose(table, tokens)
-    return replace(choice, rows=used.loc[choice.rows.index])
+    group = choice.rows.get(TOKEN_GROUP, 0)
+    return replace(choice, rows=used.loc[choice.rows.index].assign(**{TOKEN_GROUP: group}))
 
 
-def _levels(tokens: pd.Series) -> npt.NDArray[np.int64]:
-    """The level of every row, numbered in ascending order, -1 without tokens."""
+def _levels(values: pd.Series, same: float = SAME_LEVEL) -> npt.NDArray[np.int64]:
+    """The level of every row, numbered in ascending order, -1 without a value; those of a level differ by `same`."""
     starts: list[float] = []
-    for value in np.unique(tokens.dropna()):
-        if not starts or value > starts[-1] * (1 + SAME_LEVEL):
+    for value in np.unique(values.dropna()):
+        if not starts or value > starts[-1] * (1 + same):
             starts.append(value)
-    return np.where(tokens.notna(), np.searchsorted(starts, tokens, side="right") - 1, -1)
+    return np.where(values.notna(), np.searchsorted(starts, values, side="right") - 1, -1)
 
 
 def _choose(table: pd.DataFrame, tokens: float | None) -> TokenChoice:
@@ -111,6 +151,8 @@ def _choose(table: pd.DataFrame, tokens: float | None) -> TokenChoice:
         return TokenChoice(rule, table, {}, tuple(warnings))
     if known.groupby([known[name] for name in _RUN], dropna=False)["level"].nunique().max() > 1:
         return _checkpoints(table, levels)
+    if found := _at_ratio(known, table, levels, 1.0):
+        return replace(found, warnings=tuple(warnings))
     shapes = known.drop_duplicates([*_SHAPE, "level"])
     held = np.bincount(shapes["level"])
     if held.max() >= MOST_SHAPES * len(known.drop_duplicates(_SHAPE)):
@@ -118,21 +160,59 @@ def _choose(table: pd.DataFrame, tokens: float | None) -> TokenChoice:
         return _at_level(table, levels, int(np.argmax(held)), "the number that most shapes have")
     span = f"{levels[0]:.4g} to {levels[-1]:.4g}"
     refusal = _no_extrapolation(known)
-    if found := _equal_compute(known, table, levels):
+    groups = _groups(known, table, levels)
+    if found := _equal_compute(known, table, levels, several=groups is None):
         return replace(found, warnings=(*warnings, *found.warnings))
     if _follows_params(known):
         words = f"Training tokens rise with N ({span}) and are equal at equal N, where depths are compared."
         return TokenChoice(_unequal("with_params", levels, words, refusal), table, {}, tuple(warnings))
+    if found := _at_ratio(known, table, levels, MOST_SHAPES) or groups:
+        return replace(found, warnings=(*warnings, *found.warnings))
     words = (
         f"No number of training tokens is common to the shapes ({span}), and tokens differ at similar N; losses are "
-        "comparable only at equal tokens."
+        f"comparable only at equal tokens, so there is no crossing.{_other_count(known)}"
     )
     rule = _unequal("unequal", levels, words, refusal or "tokens differ at similar N")
     return TokenChoice(rule, table, {}, (*warnings, rule.sentence))
 
 
-def _equal_compute(known: pd.DataFrame, table: pd.DataFrame, levels: Floats) -> TokenChoice | None:
-    """The largest N·tokens that most shapes have, if tokens shrink with N: shapes of one N then have equal tokens."""
+def _groups(known: pd.DataFrame, table: pd.DataFrame, levels: Floats) -> TokenChoice | None:
+    """The rows in groups of equal N and equal tokens with two depths or more, if most shapes are in one.
+
+    Where N·tokens is a budget of compute, sizes that differ by rounding differ in tokens too; their N·tokens is equal.
+    """
+    size = _levels(known["params"], SAME_GROUP_N)
+    best = known.iloc[:0]
+    for measure in (known["tokens"], known["params"] * known["tokens"]):
+        frame = known.assign(size=size, along=-1)
+        for _, part in frame.groupby("size"):
+            frame.loc[part.index, "along"] = _levels(measure[part.index], SAME_GROUP_TOKENS)
+        both = frame.groupby(["size", "along"])
+        frame = frame.assign(**{TOKEN_GROUP: both.ngroup()})[both["depth"].transform("nunique") > 1]
+        best = frame if len(frame) > len(best) else best
+    numbers, best_group = np.unique(best.get(TOKEN_GROUP, ()), return_inverse=True)
+    held = len(best.drop_duplicates(_SHAPE)) / len(known.drop_duplicates(_SHAPE))
+    if len(numbers) < 2 or held < GROUPED_SHAPES:
+        return None
+    words = (
+        f"Losses are compared inside {len(numbers)} groups of equal N and equal training tokens "
+        f"({levels[0]:.4g} to {levels[-1]:.4g}), in which the best depth is taken to depend on N alone."
+    )
+    rule = _unequal("groups", levels, words, "training tokens differ between the groups that are compared")
+    odd = table.index.difference(best.index)
+    reason = "no other depth has a loss at this N and these training tokens"
+    warning = [f"{len(odd)} of {len(table)} rows are left out: {reason}."] if len(odd) else []
+    rows = table.drop(index=odd).assign(**{TOKEN_GROUP: pd.Series(best_group, index=best.index)})
+    return TokenChoice(rule, rows, dict.fromkeys(odd, reason), tuple(warning))
+
+
+def _equal_compute(
+    known: pd.DataFrame, table: pd.DataFrame, levels: Floats, *, several: bool
+) -> TokenChoice | None:
+    """The largest N·tokens that most shapes have, if tokens shrink with N: shapes of one N then have equal tokens.
+
+    `several` says whether it may be the largest of several.
+    """
     compute = np.log(known["params"] * known["tokens"])
     place = np.unique(compute)
     budget = pd.Series(
@@ -147,17 +227,56 @@ def _equal_compute(known: pd.DataFrame, table: pd.DataFrame, levels: Floats) -> 
     rows = known[budget == largest]
     sizes = np.log(rows["params"])
     same = math.log1p(SAME_AT_N)
-    if held[largest] < MOST_SHAPES * shapes or np.ptp(sizes) <= same or np.ptp(compute[rows.index]) > same:
+    if (
+        (len(held) > 1 and not several)
+        or held[largest] < MOST_SHAPES * shapes
+        or np.ptp(sizes) <= same
+        or np.ptp(compute[rows.index]) > same
+    ):
         return None
     flops = 6 * float((rows["params"] * rows["tokens"]).median())
-    several = f", the largest of {len(held)} budgets" if len(held) > 1 else ""
+    which = f", the largest of {len(held)} budgets" if len(held) > 1 else ""
     words = (
-        f"Losses are compared at equal compute, {scientific(flops)} FLOPs (6·N·tokens){several}: training tokens "
+        f"Losses are compared at equal compute, {scientific(flops)} FLOPs (6·N·tokens){which}: training tokens "
         f"shrink with N, from {rows['tokens'].max():.4g} to {rows['tokens'].min():.4g}, and are equal at equal N."
     )
     reason = f"another compute than the {scientific(flops)} FLOPs compared"
     rule = _unequal("equal_compute", levels, words, "training tokens shrink as N grows")
     return TokenChoice(rule, rows, dict.fromkeys(table.index.difference(rows.index), reason))
+
+
+def _other_count(rows: pd.DataFrame) -> str:
+    """The count of parameters that tokens follow if they do not follow N, and how to compare by it; else empty."""
+    use = "; with --count table, depths are compared at equal tokens."
+    if TABLE_PARAMS in rows:
+        each = np.log(rows["tokens"]) - np.log(rows[TABLE_PARAMS])
+        if (each - each.median()).abs().max() <= math.log1p(SAME_RATIO):
+            count = "parameter of the table's own count"
+            return f" Tokens are {math.exp(each.median()):.3g} per {count}{use}"
+    terms = rows[["params", "width"]].div(rows["tokens"], axis=0).to_numpy()
+    ratio, by_width = np.linalg.lstsq(terms, np.ones(len(rows)), rcond=None)[0].tolist()
+    if len(rows.drop_duplicates(_SHAPE)) < LEAST_SHAPES or min(ratio, by_width) <= 0:
+        return ""
+    if np.abs(terms @ (ratio, by_width) - 1).max() > SAME_RATIO:
+        return ""
+    count = f"N + {by_width / ratio:,.0f}·width, as of all parameters with embeddings"
+    return f" Tokens are {ratio:.3g}·({count}): give the table that count as its column params{use}"
+
+
+def _at_ratio(known: pd.DataFrame, table: pd.DataFrame, levels: Floats, share: float) -> TokenChoice | None:
+    """The rows of one number of tokens per parameter, if at least this share of the shapes has it; else None."""
+    each = np.log(known["tokens"]) - np.log(known["params"])
+    rows = known[(each - each.median()).abs() <= math.log1p(SAME_RATIO)]
+    shapes, held = (part.drop_duplicates(_SHAPE) for part in (known, rows))
+    if len(held) < share * len(shapes) or np.ptp(np.log(rows["params"])) <= math.log1p(SAME_AT_N):
+        return None
+    ratio = math.exp(each.median())
+    words = f"All losses are at {ratio:.3g} training tokens per parameter."
+    rule = TokenRule("ratio", ratio, tuple(levels.tolist()), words)
+    odd = known.index.difference(rows.index)
+    reason = f"another number of training tokens per parameter than the {ratio:.3g} compared"
+    warning = [f"{len(odd)} of {len(known)} rows are left out: {reason}."] if len(odd) else []
+    return TokenChoice(rule, table.drop(index=odd), dict.fromkeys(odd, reason), tuple(warning))
 
 
 def _unequal(rule: Rule, levels: Floats, words: str, refusal: str | None) -> TokenRule:
@@ -193,22 +312,29 @@ def _checkpoints(table: pd.DataFrame, levels: Floats) -> TokenChoice:
     held = np.bincount(pairs["level"])
     best = int(np.flatnonzero(held == held.max())[-1])
     common_end = pairs.groupby(_SHAPE)["level"].max().value_counts().max()
-    if held[best] < MOST_SHAPES * shapes and (
-        equal := _equal_compute(table[table["level"] >= 0], table, levels)
-    ):
-        return equal
+    groups = None
+    if held[best] < MOST_SHAPES * shapes:
+        known = table[table["level"] >= 0]
+        groups = _groups(known, table, levels)
+        if equal := _equal_compute(known, table, levels, several=groups is None):
+            return equal
     if held[best] < shapes and common_end * 2 < shapes:
         # If the length of runs follows N, with checkpoints on the way, no level is common, but the ends are comparable.
         last = (table["level"] >= 0) & (table["level"] == table.groupby(_SHAPE)["level"].transform("max"))
         ends = table[last]
+        reason = "no checkpoint at the end of training, which is compared"
+        left_out = dict.fromkeys(table.index[~last], reason)
+        if found := _at_ratio(ends, ends, levels, 1.0):
+            return replace(found, left_out=left_out)
         if _follows_params(ends):
             words = (
                 "Losses are compared at the last checkpoint of each shape: training tokens grow with N, from "
                 f"{ends['tokens'].min():.4g} to {ends['tokens'].max():.4g}, and are equal at equal N."
             )
             rule = _unequal("with_params", levels, words, _no_extrapolation(ends))
-            reason = "no checkpoint at the end of training, which is compared"
-            return TokenChoice(rule, ends, dict.fromkeys(table.index[~last], reason))
+            return TokenChoice(rule, ends, left_out)
+    if groups:
+        return groups
     who = "all" if held[best] == shapes else f"{held[best]} of the {shapes}"
     return _at_level(table, levels, best, f"the most that {who} shapes have")
 
@@ -249,7 +375,7 @@ def _at_level(table: pd.DataFrame, levels: Floats, chosen: int, why: str) -> Tok
 
 
 def _no_extrapolation(rows: pd.DataFrame) -> str | None:
-    """Why nothing is projected from a table in which size and tokens grow together; None if they do not.
+    """Why nothing is projected from a table in which tokens change with size; None if they do not.
 
     Beyond the sizes a projection would need the tokens of that size, and the effect of size on the best depth cannot be
     separated from that of tokens. In public tables with a fixed number of tokens per parameter the logarithms are
@@ -259,11 +385,12 @@ def _no_extrapolation(rows: pd.DataFrame) -> str | None:
     if points["x"].nunique() < 2 or points["y"].nunique() < 2:
         return None
     together = float(np.corrcoef(points["x"], points["y"])[0, 1])
-    if together < TOGETHER:
+    if abs(together) < TOGETHER:
         return None
+    how = "size and training tokens grow together" if together > 0 else "training tokens shrink as N grows"
     return (
-        f"size and training tokens grow together (correlation of their logarithms {together:.2f}), so their effects "
-        "on the best depth cannot be separated; train shapes of several sizes on equal tokens"
+        f"{how} (correlation of their logarithms {together:.2f}), so their effects on the best depth cannot be "
+        "separated; train shapes of several sizes on equal tokens, or on one number of tokens per parameter"
     )
 
 

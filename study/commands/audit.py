@@ -9,17 +9,18 @@ from rich.text import Text
 
 from analysis.audit.evidence import Evidence, law_evidence, published_evidence
 from analysis.audit.model_config import read_model_config
+from analysis.audit.recommend import fit_evidence
 from analysis.audit.verdict import Audit, Finding, audit, shape_of
 from analysis.errors import InputError
-from analysis.law.near_optimal import WITHIN, check_within
+from analysis.fit.recommendation import NamedFit, named_fit
+from analysis.law.near_optimal import WITHIN, Within, within_words
 from analysis.law.published import published_law
 from analysis.numbers import ends, listed, short
 from study.commands.output import text_table
-from study.results.recommend import NamedFit, fit_evidence, named_fit
 
 if TYPE_CHECKING:
     # It draws a figure.
-    from study.results.known_models import KnownModel
+    from analysis.audit.known_models import KnownModel
 
 #: What a verdict rests on, by `Shape.source`.
 _SOURCES = {
@@ -35,7 +36,7 @@ def audit_models(
     shape: tuple[int | None, int | None, int | None] = (None, None, None),
     law: str | None = None,
     fit: Path | NamedFit | None = None,
-    within: float = WITHIN,
+    within: Within = WITHIN,
 ) -> list[Audit]:
     """Compare models with all published evidence, or with one law, in the order given.
 
@@ -60,7 +61,6 @@ def audit_models(
         raise InputError(
             "There is no model to audit: give a HuggingFace config.json, a folder with one, or --depth L --width D."
         )
-    check_within(within)
     if fit is not None and law is not None:
         raise InputError(f"Give one law: --law {law} or --fit, not both.")
     if fit is not None:
@@ -70,12 +70,12 @@ def audit_models(
     return [audit(model, evidence, within) for model in models]
 
 
-def audit_view(audits: Sequence[Audit], within: float) -> RenderableType:
+def audit_view(audits: Sequence[Audit], within: Within) -> RenderableType:
     """Return one sentence per model, with its notes, then one table of all laws and models, for a terminal."""
     parts: list[RenderableType] = []
     rows = []
     for item in audits:
-        parts.append(_sentence(item, within))
+        parts.append(_sentence(item))
         parts += [Text(text, style="yellow") for text in item.warnings]
         parts += [Text(text, style="dim") for text in item.notes]
         parts.append(Text())
@@ -100,15 +100,15 @@ def audit_view(audits: Sequence[Audit], within: float) -> RenderableType:
     names = ("model", "shape", "N", "in blocks", "by", "best", "interval", "L/L*", "near", "lost", "verdict")
     legend = (
         f"N is 12·L·d², as in the laws. Interval: {_level(audits)}of the best depth at fixed N, by the errors of the "
-        f"law's parameters only; the error of its form is not in it. Near: depths within {within:g} nats per token "
-        "of the best. Lost: nats per token. In brackets: the law has no models of this size and depth."
+        f"law's parameters only; the error of its form is not in it. Near: depths within {within_words(within)} per "
+        "token of the best. Lost: nats per token. In brackets: the law has no models of this size and depth."
     )
     return Group(
         *parts, text_table("", names, rows, left=("model", "by", "verdict")), Text(legend, style="dim")
     )
 
 
-def _sentence(item: Audit, within: float) -> Text:
+def _sentence(item: Audit) -> Text:
     named = Text.assemble((item.model.name, "bold"))
     if not item.deciding:
         laws = "the law" if len(item.findings) == 1 else "every law"
@@ -146,7 +146,7 @@ def _level(audits: Sequence[Audit]) -> str:
 
 
 def audit_known(
-    within: float = WITHIN, figure: Path | None = None, others: Sequence[object] = ()
+    within: Within = WITHIN, figure: Path | None = None, others: Sequence[object] = ()
 ) -> list["KnownModel"]:
     """Compare the well-known models with both published laws and the Gemstones table, and draw them into `figure`.
 
@@ -158,7 +158,8 @@ def audit_known(
         raise InputError(
             "--known compares a list of models with all laws; leave out every other model and law."
         )
-    from study.results.known_models import known_figure, known_models, write_figure
+    from analysis.audit.known_models import known_models
+    from analysis.report.figures.known_models import known_figure, write_figure
 
     models = known_models(within)
     if figure is not None:
@@ -166,7 +167,7 @@ def audit_known(
     return models
 
 
-def known_view(models: Sequence["KnownModel"], within: float) -> RenderableType:
+def known_view(models: Sequence["KnownModel"], within: Within) -> RenderableType:
     """Return the table of the well-known models for a terminal of 80 columns, and how to read it."""
     rows = []
     for known in models:
@@ -189,11 +190,11 @@ def known_view(models: Sequence["KnownModel"], within: float) -> RenderableType:
     names = ("model", "L × d", "N", "best", "Liu", "lost", "table", "lost", "verdict")
     laws = [finding.law for finding in models[0].audit.findings]
     legend = (
-        f"Best: best depth by the law of {laws[0]}, which gives no losses. Liu, table: the depths within {within:g} "
-        f"nats of the best and the nats that the model loses, by the law of {laws[1]} and by a fit of the {laws[2]} "
-        "table. In brackets: the law was not fitted on models of this size and depth. N is 12·L·d². Verdict: of the "
-        "laws of the loss that were, in brackets of those whose sizes are at most ten times away; no verdict: of "
-        "neither. Training tokens, inference cost and long contexts are not part of it."
+        f"Best: best depth by the law of {laws[0]}, which gives no losses. Liu, table: the depths within "
+        f"{within_words(within)} of the best and the nats that the model loses, by the law of {laws[1]} and by a fit "
+        f"of the {laws[2]} table. In brackets: the law was not fitted on models of this size and depth. N is "
+        "12·L·d². Verdict: of the laws of the loss that were, in brackets of those whose sizes are at most ten times "
+        "away; no verdict: of neither. Training tokens, inference cost and long contexts are not part of it."
     )
     return Group(text_table("", names, rows, left=("model", "verdict")), Text(legend, style="dim"))
 

@@ -15,16 +15,17 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from analysis.law.shape import Measured, Shape, flops_hint
-from analysis.numbers import digits, ends, human, layers, percent, short, span
+from analysis.audit.recommend import Comparison
+from analysis.law.shape import ComputeShape, Shape, flops_hint
+from analysis.numbers import digits, ends, human, layers, percent, scientific, short, span
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
 from study.command_line import command, relative
 from study.errors import SpecError
-from study.results.recommend import LEAST_TRIALS, Comparison
 
 if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
     from analysis.fit.document import Fit
+    from analysis.law.reading import AtSize
 
 #: Stands for a blank at which no line ends: textwrap breaks lines at no-break spaces too.
 _JOINED = "\x00"
@@ -127,14 +128,20 @@ def _dim(*texts: str) -> list[RenderableType]:
 def fit_table(result: "Fit") -> RenderableType:
     """Return the answer, then crossings, law, alternatives and best shapes as tables for a terminal."""
     from analysis.fit.sentences import answers, law_sentence, noise_sentence
-    from analysis.report.tables import best_table, crossings_table, laws_table, rate_shifts_table
+    from analysis.report.tables import (
+        best_table,
+        compute_table,
+        crossings_table,
+        laws_table,
+        rate_shifts_table,
+    )
 
     parts: list[RenderableType] = [*(Sentence(sentence) for sentence in answers(result)), Text("")]
-    if (crossings := crossings_table(result)) is not None:
-        parts += [rich_table(crossings), *_dim(crossings.note)]
+    for table in (compute_table(result), crossings_table(result)):
+        if table is not None:
+            parts += [rich_table(table), *_dim(table.note)]
     parts.append(Sentence(law_sentence(result), "" if result.law.status == "ok" else "yellow"))
-    if max((len(item.trials) for item in result.held_out), default=0) >= LEAST_TRIALS:
-        parts.append(rich_table(laws_table(result)))
+    parts.append(rich_table(laws_table(result)))
     more = (best_table(result), rate_shifts_table(result))
     parts += [rich_table(table) for table in more if table is not None]
     repeats = result.epochs.sentence if result.epochs else ""
@@ -177,10 +184,10 @@ def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType
             "in them. Deeper wins: the interval of the one size N above which deeper models have the lower loss."
         )
     if any(shape.measured for shape in shapes):
-        columns[Column("best measured there")] = lambda shape: (
+        columns[Column("measured there", right=False)] = lambda shape: (
             shape.measured and _best_measured(shape.measured)
         )
-    if any(shape.unbounded and shape.source in ("law", "band") for shape in shapes):
+    if any(shape.unbounded and shape.source == "band" for shape in shapes):
         notes.append("The laws set no limit on the open side of an interval.")
     checks = dict.fromkeys(shape.learning_rate for shape in shapes if shape.learning_rate)
     return Group(
@@ -246,20 +253,57 @@ def comparison_table(found: Sequence[Comparison]) -> RenderableType:
     )
 
 
+def compute_shapes_table(source: str, shapes: Sequence[ComputeShape]) -> RenderableType:
+    """Return the shapes at budgets of FLOPs: a sentence for each, and a table."""
+    published = any(shape.source == "published" for shape in shapes)
+    columns: Columns = {
+        Column("FLOPs"): lambda shape: scientific(shape.flops),
+        Column("depth L*"): lambda shape: shape.depth and str(shape.depth),
+        Column("95 %" if published else "interval", under="depth L*"): lambda shape: (
+            None if shape.depth_interval == (None, None) else ends(shape.depth_interval, between="–")
+        ),
+        Column("width d*"): lambda shape: shape.width and f"{shape.width:,}",
+        Column("N"): lambda shape: shape.params and short(shape.params),
+        Column("tokens"): lambda shape: shape.tokens and short(shape.tokens),
+        Column("per parameter", under="tokens"): lambda shape: (
+            shape.tokens and digits(shape.tokens / shape.params)
+        ),
+        Column("fitted range" if published else "measured range", right=False, look="tag"): lambda shape: (
+            "outside" if shape.extrapolated else "inside"
+        ),
+    }
+    step = next((shape.width_step for shape in shapes if shape.width_step), None)
+    multiple = f"{step}, as the widths of the study are" if step else "64, or of 8 below 256"
+    interval = (
+        "The 95 % are those of the depth at this N, by the parameters of the law; the error of its form is not in them."
+        if published
+        else "The interval reaches to the next measured depths that are excluded."
+    )
+    return Group(
+        *(Sentence(shape.sentence) for shape in shapes),
+        rich_table(table_of(source, shapes, columns)),
+        *_dim(
+            f"N and tokens have the least loss for this compute and depth. d* is a multiple of {multiple}. {interval}"
+        ),
+    )
+
+
 def _flops_hints(sizes: Sequence[float]) -> list[Text]:
     return [Text(hint, style="yellow") for hint in dict.fromkeys(map(flops_hint, sizes)) if hint]
 
 
 def _sentence(shape: Shape) -> str:
-    """The shape that a fit recommends for one N, and by which rule; or why it states none."""
-    at = f"At {human(shape.params)} parameters"
+    """The shape that a fit recommends for one N, by which rule and what it can cost; or why it states none."""
+    at, near = f"At {human(shape.params)} parameters", shape.near_optimal
     if shape.depth is not None:
-        return f"{at}: {layers(shape.depth)} × {shape.width:,} wide, by {shape.law}."
-    found = f"{at} no depth is stated: {shape.reason}."
-    if shape.source != "none":
-        found += f" The laws give {ends(shape.depth_interval)} layers."
-        found += f" The laws agree up to N = {human(shape.agree_to)}." if shape.agree_to else ""
-    return f"{found} By published evidence: {command('recommend', f'{shape.params:.6g}')}"
+        text = f"{at}: {layers(shape.depth)} × {shape.width:,} wide, by {shape.law}"
+        if near is not None and near.most is not None:
+            text += f"; it loses at most {near.most:.4f} nats per token against the best depth"
+        return f"{text} ({shape.reason})." if shape.reason else f"{text}."
+    text = f"{at} no depth is stated: {shape.reason}."
+    if shape.source == "band":
+        text += f" The best depth lies within {ends(shape.depth_interval)}."
+    return f"{text} By published evidence: {command('recommend', f'{shape.params:.6g}')}"
 
 
 def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:
@@ -281,8 +325,8 @@ def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:
     ]
 
 
-def _best_measured(found: Measured) -> str:
+def _best_measured(found: "AtSize") -> str:
     others = [str(depth) for depth in found.near or () if depth != found.depth]
     # The best of two depths is weak evidence if many were trained.
-    among = " of 2" if found.compared == 2 else ""
+    among = " of 2" if len(found.shapes) == 2 else ""
     return f"depth {found.depth}{among}" + (f" (or {', '.join(others)})" if others else "")

@@ -14,13 +14,13 @@ from analysis.design.assumed_truth import DEFAULT, MEANINGS, Assumption, assumed
 from analysis.design.power import LEVEL, Change, PairPower, PowerEstimate, compare_changes, simulate_power
 from analysis.design.simulated_study import Shape
 from analysis.files import to_json
+from analysis.fit.recommendation import read_fit
 from analysis.numbers import digits, short
 from study.commands.output import show, text_table
 from study.commands.plan import plan_of_one
 from study.errors import SpecError
 from study.plan.plan import Plan
 from study.plan.table import plan_table
-from study.results.recommend import read_fit
 from trainables.errors import did_you_mean
 
 

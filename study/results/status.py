@@ -60,7 +60,7 @@ class StudyStatus:
             return [], None
         from analysis.fit.answer import short_answer
 
-        return short_answer(fit.crossings, fit.best, fit.level), fit.learning_rate
+        return short_answer(fit.reading, fit.best, fit.level, fit.tokens), fit.learning_rate
 
 
 def study_status(spec: StudySpec, results: Path) -> StudyStatus:

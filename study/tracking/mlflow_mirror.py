@@ -277,7 +277,7 @@ class MlflowStudy:
         files = self._log_files()
         fit, metrics, note = self.paths.fit, [], [progress] if progress else []
         if fit:
-            note = [*short_answer(fit.crossings, fit.best, fit.level), *note]
+            note = [*short_answer(fit.reading, fit.best, fit.level, fit.tokens), *note]
             numbers = {f"crossing.L{c.shallow}-L{c.deep}": c.params for c in fit.crossings}
             numbers["slope"] = fit.law.b
             # A fixed time: a store of MLflow drops a metric with the key, step, time and value of another one.

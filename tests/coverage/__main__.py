@@ -18,6 +18,7 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.coverage", description=__doc__)
     parser.add_argument("--studies", type=int, default=100, help="simulated studies of each world")
+    parser.add_argument("--processes", type=int, default=2, help="studies that are fitted at a time")
     parser.add_argument("--json", type=Path, help="results; worlds that the file has are not measured again")
     parser.add_argument("--only", default="", help="only worlds of this group, or with this in their name")
     parser.add_argument("--page", action="store_true", help="write the tables of docs/coverage.md and stop")
@@ -32,11 +33,9 @@ def main() -> int:
             parser.error(f"{options.json} has {found['studies']} studies of each world; give another file")
     asked = [name for name, world in WORLDS.items() if options.only in name or options.only == world.group]
     names = [name for name in asked if name not in found["worlds"]]
-    for name, result in measure(names, options.studies):
+    for name, result in measure(names, options.studies, options.processes):
         found["worlds"][name] = result
-        print(
-            f"{name}: crossings {result['crossings']}, false claims {result['claims_false']}", file=sys.stderr
-        )
+        print(f"{name}: crossings {result['crossings']}, depths {result['depths']}", file=sys.stderr)
         if options.json:
             found |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "revision": revision()}
             options.json.write_text(json.dumps(found, indent=1) + "\n")

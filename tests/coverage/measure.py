@@ -1,6 +1,5 @@
 """Score the intervals of simulated studies against their truth."""
 
-import itertools
 import math
 import multiprocessing
 import statistics
@@ -8,18 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from analysis.design.objective import Estimate, Objective, estimate_from
 from analysis.fit.study import study_of
-from analysis.intervals import Interval, between
+from analysis.intervals import Interval
 from analysis.law.crossings import Crossing
+from analysis.law.decision import Decision
+from analysis.law.near_optimal import WITHIN
+from analysis.law.shape import Shape
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
 from tests.coverage.worlds import WORLDS, World
 
-#: A projection with a smaller half-width, over its value, is a claim.
-CLAIM = 0.5
-#: Projected size over the largest size measured.
+#: Size of the decision over the largest size measured.
 AHEAD = 10.0
 Record = dict[str, Any]
 
@@ -52,7 +51,6 @@ def score(name: str, number: int) -> Record:
         )
     attributed = _attributed(found.items, law)
     params = AHEAD * math.exp(world.span[1])
-    ahead = Objective("depth", params)
     low, high = law.b_interval or (None, None)
     return {
         "pairs": pairs,
@@ -60,7 +58,7 @@ def score(name: str, number: int) -> Record:
         "a_held": None if law.a_interval is None else holds(law.a_interval, world.truth.a),
         "b_held": None if law.b_interval is None else holds(law.b_interval, _true_slope(world, attributed)),
         "b_significant": (low is not None and low > 0) or (high is not None and high < 0),
-        "projection": _projection(world, params, estimate_from(study, ahead), attributed),
+        "decision": _decision(world, study.predict(params), study.gap_laws.decide(params)),
     }
 
 
@@ -85,19 +83,18 @@ def _true_slope(world: World, attributed: dict[int, float]) -> float:
     return statistics.linear_regression(list(attributed.values()), log_widths).slope
 
 
-def _projection(world: World, params: float, found: Estimate, attributed: dict[int, float]) -> Record | None:
-    """The depth projected to N = `params`; None if there is neither a depth nor an interval."""
-    if found.value is None and found.low is None and found.high is None:
+def _decision(world: World, found: Shape, decision: Decision | None) -> Record | None:
+    """The depth for ten times the largest size; None if the laws are not asked or all rejected."""
+    low, high = found.depth_interval
+    if decision is None or low is None or high is None:
         return None
-    truth = world.truth.best_depth(params) if "depth" in world.asks else math.nan
-    pairs = itertools.pairwise(world.truth.depths)
-    ratios = [math.log(between(*pair) / attributed[pair[0]]) for pair in pairs if pair[0] in attributed]
-    own = truth / math.exp(statistics.fmean(ratios)) if ratios else truth
+    truth = world.truth.best_depth(found.params) if "depth" in world.asks else math.nan
     return {
-        "stated": found.value is not None,
-        "halfwidth": found.halfwidth if math.isfinite(found.halfwidth) else None,
-        "held": holds((found.low, found.high), truth),
-        "own_held": holds((found.low, found.high), own),
+        "stated": decision.bound <= WITHIN,
+        # Whole depths: one of the two beside the truth is the best.
+        "held": low <= math.ceil(truth) and math.floor(truth) <= high if truth > 0 else None,
+        "bound": decision.bound,
+        "factor": high / low,
     }
 
 
@@ -112,12 +109,9 @@ def summary(world: World, records: Sequence[Record]) -> Record:
         for name in ("a", "b")
         if name in world.asks
     }
-    projections = [record["projection"] for record in records if record["projection"] is not None]
-    claims = [item for item in projections if item["halfwidth"] is not None and item["halfwidth"] <= CLAIM]
-    if world.asks and "depth" not in world.asks:
-        # There is a best depth, but its truth is not known.
-        claims = []
-    asked = projections if "depth" in world.asks else []
+    decisions = [record["decision"] for record in records if record["decision"] is not None]
+    asked = [item for item in decisions if item["held"] is not None]
+    stated = [item for item in asked if item["stated"]]
     return {
         "studies": len(records),
         "pairs": len(pairs),
@@ -130,13 +124,12 @@ def summary(world: World, records: Sequence[Record]) -> Record:
         "intercepts": _count(law.get("a", []), "held"),
         "slopes": _count(law.get("b", []), "held"),
         "slopes_significant": sum(record["b_significant"] for record in records),
-        "projections": sum(item["stated"] for item in projections),
+        "decided": len(decisions),
+        "stated": sum(item["stated"] for item in decisions),
         "depths": _count(asked, "held"),
-        "depths_own": _count(asked, "own_held"),
-        "claims": len(claims),
-        "claims_false": sum(not item["held"] for item in claims),
-        "claims_own_false": sum(not item["own_held"] for item in claims),
-        "halfwidth": _median(item["halfwidth"] for item in projections if item["halfwidth"] is not None),
+        "stated_depths": _count(stated, "held"),
+        "bound": _median(item["bound"] for item in decisions),
+        "factor": _median(item["factor"] for item in decisions),
     }
 
 

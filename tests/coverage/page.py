@@ -12,8 +12,8 @@ from tests.coverage.worlds import WORLDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coverage.md"
-#: Measurements of the page: with curves of four families, and with the posterior on a grid.
-BEFORE, AFTER = (ROOT / "tests" / "data" / f"coverage_{name}.json" for name in ("before", "after"))
+#: Measurements of the page.
+RECORDED = ROOT / "tests" / "data" / "coverage.json"
 
 Result = dict[str, Any]
 
@@ -27,6 +27,10 @@ def _ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}" if value <= 10 else "> 10"
 
 
+def _missed(count: list[int]) -> str:
+    return f"{count[1] - count[0]} of {count[1]}" if count[1] else "–"
+
+
 #: Column -> its text for one world.
 COLUMNS: dict[str, Callable[[Result], str]] = {
     "crossings": lambda found: _share(found["crossings"]),
@@ -35,11 +39,12 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "length": lambda found: _ratio(found["length"]),
     "a": lambda found: _share(found.get("intercepts", [0, 0])),
     "b": lambda found: _share(found["slopes"]),
+    "decided": lambda found: _share([found["decided"], found["studies"]]),
+    "stated": lambda found: _share([found["stated"], found["studies"]]),
     "L*": lambda found: _share(found["depths"]),
-    "as attributed": lambda found: _share(found["depths_own"]),
-    "projected": lambda found: _share([found["projections"], found["studies"]]),
-    "false claims": "{claims_false} ({claims_own_false}) of {claims}".format_map,
-    "half-width": lambda found: _ratio(found["halfwidth"]),
+    "missed": lambda found: _missed(found["stated_depths"]),
+    "bound": lambda found: "–" if found["bound"] is None else f"{1000 * found['bound']:.3g}",
+    "factor": lambda found: _ratio(found["factor"]),
 }
 
 
@@ -54,19 +59,11 @@ def table_of(worlds: dict[str, Result]) -> Table:
     return table
 
 
-def _cell(text: Callable[[Result], str], before: Result | None, after: Result | None) -> str:
-    """Figure before → after, or the one figure of a world measured once; a question mark where it was not measured."""
-    if before is None and after is not None:
-        return text(after)
-    one, two = ("?" if found is None else text(found) for found in (before, after))
-    return one if one == two == "–" else f"{one} → {two}"
-
-
-def page_table(group: str, before: dict[str, Result], after: dict[str, Result]) -> str:
+def page_table(group: str, worlds: dict[str, Result]) -> str:
     """Markdown table of a group of worlds, without the columns that have no figure."""
     names = [name for name, world in WORLDS.items() if world.group == group]
     columns = {
-        column: [_cell(text, before.get(name), after.get(name)) for name in names]
+        column: [text(worlds[name]) if name in worlds else "?" for name in names]
         for column, text in COLUMNS.items()
     }
     columns = {column: cells for column, cells in columns.items() if set(cells) != {"–"}}
@@ -78,10 +75,10 @@ def page_table(group: str, before: dict[str, Result], after: dict[str, Result]) 
 
 def page_text(page: str) -> str:
     """The page with its tables, between the marks `<!-- GROUP -->` and `<!-- end -->`, made from the measurements."""
-    before, after = (json.loads(path.read_text())["worlds"] for path in (BEFORE, AFTER))
+    worlds = json.loads(RECORDED.read_text())["worlds"]
 
     def filled(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n{page_table(match[1], before, after)}\n<!-- end -->"
+        return f"<!-- {match[1]} -->\n{page_table(match[1], worlds)}\n<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n(?:.*?\n)??<!-- end -->", filled, page, flags=re.S)
 

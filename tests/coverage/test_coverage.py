@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from tests.coverage.measure import measured, score, share, summary, together
-from tests.coverage.page import BEFORE, PAGE, page_text
+from tests.coverage.page import PAGE, RECORDED, page_text
 from tests.coverage.worlds import WORLDS, World
+from tests.simulated_study import Truth
 
 STUDIES = 40
 #: Of a world. By the binomial 40 intervals of 95 % are below it once in 300 measurements, and 120 crossings, of
-#: which 91 % are covered (the lowest share recorded), once in 90. If 75 % are, 120 pass once in 180.
+#: which 92 % are covered (the lowest share recorded), once in 90. If 75 % are, 120 pass once in 180.
 FLOOR = 0.85
 #: Not losses correlated within a depth with one seed: an error that moves a whole curve, in the only seed, leaves the
 #: losses of another study with other crossings, so no interval of useful length can hold both.
@@ -41,11 +42,11 @@ def test_the_crossings_of_every_world_are_covered(name):
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("names", "low", "high"),
-    [(WELL_BEHAVED + MISFIT, 0.95, 0.97), (WELL_BEHAVED, 0.965, 0.989), (MISFIT, 0.931, 0.961)],
+    [(WELL_BEHAVED + MISFIT, 0.954, 0.973), (WELL_BEHAVED, 0.966, 0.989), (MISFIT, 0.938, 0.967)],
     ids=["all", "noise", "misfit"],
 )
 def test_the_crossings_of_many_worlds_together_are_covered_as_recorded(names, low, high):
-    """Recorded are 96.0 % of all, 97.7 % with noise and 94.6 % with misfit; the bounds are three standard errors off.
+    """Recorded are 96.4 % of all, 97.8 % with noise and 95.3 % with misfit; the bounds are three standard errors off.
 
     All are 4,480 crossings with a standard error of 0.29 points by the binomial. The crossings of a study share curves
     and noise: clusters of studies have 0.32 points (0.39 for the 1,960 with noise, 0.48 for the 2,520 with misfit).
@@ -54,23 +55,28 @@ def test_the_crossings_of_many_worlds_together_are_covered_as_recorded(names, lo
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("what", ["slopes", "depths"])
-def test_slopes_and_projected_depths_are_covered_whatever_the_noise_and_the_grid(what):
-    """Their intervals contain the scatter of a law and several laws, so that they hold more than 95 %."""
+def test_slopes_are_covered_whatever_the_noise_and_the_grid():
+    """Their intervals contain the scatter of a law, so that they hold more than 95 %."""
     for name in WELL_BEHAVED:
-        count = measured(name, STUDIES)[what]
+        count = measured(name, STUDIES)["slopes"]
         assert share(count) >= FLOOR, (name, count)
-    assert share(together(WELL_BEHAVED, STUDIES, what)) >= 0.95
+    assert share(together(WELL_BEHAVED, STUDIES, "slopes")) >= 0.95
 
 
 @pytest.mark.extended
-def test_the_intervals_of_crossings_are_as_long_as_those_of_curves_of_the_true_form():
-    """The recorded lengths of curves of four families, of which one is true here: ratios of 0.98 to 1.03, median 0.99.
+def test_the_best_depth_beyond_the_data_is_covered_as_recorded_whatever_the_noise_and_the_grid():
+    """Recorded are all of 322; the bounds are those of 95 % less three standard errors."""
+    for name in WELL_BEHAVED:
+        count = measured(name, STUDIES)["depths"]
+        assert share(count) >= 0.85, (name, count)
+    assert share(together(WELL_BEHAVED, STUDIES, "depths")) >= 0.93
 
-    The standard error of a world's median length is 2 to 8 % in 40 studies, that of the median ratio 0.016.
-    """
-    before = json.loads(BEFORE.read_text())["worlds"]
-    ratios = {name: measured(name, STUDIES)["length"] / before[name]["length"] for name in WELL_BEHAVED}
+
+@pytest.mark.extended
+def test_the_intervals_of_crossings_are_as_long_as_recorded():
+    """The standard error of a world's median length is 2 to 8 % in 40 studies, that of the median ratio 0.016."""
+    recorded = json.loads(RECORDED.read_text())["worlds"]
+    ratios = {name: measured(name, STUDIES)["length"] / recorded[name]["length"] for name in WELL_BEHAVED}
     assert max(ratios.values()) <= 1.25, ratios
     assert statistics.median(ratios.values()) <= 1.05, ratios
 
@@ -127,11 +133,18 @@ def test_a_study_is_scored_against_its_truth(monkeypatch):
     assert share(found["crossings"]) >= 0.8
     assert found["crossings"] == found["crossings_law"], "without misfit the curves cross on the law"
     assert found["slopes"][1] == 6
+    assert found["depths"][1] == found["decided"] > 0
+    assert found["depths"][0] > 0
+    assert found["stated"] == found["stated_depths"][1] <= found["decided"]
+    assert found["bound"] > 0.002, "the error of the form at ten times the largest size"
+    assert found["factor"] >= 1
     # Against another truth the same intervals fail.
     monkeypatch.setattr(
         World, "true_crossing", lambda self, curves, shallow: 3 * self.truth.crossing(shallow)
     )
-    assert summary(sharp, [score("sharp", 0)])["crossings"][0] == 0
+    monkeypatch.setattr(Truth, "best_depth", lambda self, params: 1000.0)
+    false = summary(sharp, [score("sharp", number) for number in range(2)])
+    assert false["crossings"][0] == false["depths"][0] == 0
 
 
 def test_the_page_has_the_recorded_figures():

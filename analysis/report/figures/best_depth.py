@@ -34,12 +34,20 @@ def figure(context: Context) -> Figure | None:
         return None
     best, line = best_depths(fit), law_line(fit)
     low, high = measured_sizes(fit)
-    tied = (best["near_low"] < best["near_high"]).any()
-    caption = f"Marks are the best measured depths{', bars the depths statistically tied with them' if tied else ''}. "
+    tied, lacking = (best["near_low"] < best["near_high"]).any(), (best["missing"] != "").any()
+    caption = (
+        f"Marks are the best measured depths{', bars the depths that are not excluded there' if tied else ''}"
+    )
     caption += (
-        f"The line is the law with its {percent(fit.level)} interval, dashed beyond the measured sizes."
+        "; hollow marks are sizes at which a depth that may be the best is not measured. "
+        if lacking
+        else ". "
+    )
+    caption += (
+        f"The line is the depth of least expected loss with the {percent(fit.level)} interval of the best depth, "
+        "dashed beyond the measured sizes."
         if len(line)
-        else "No line is drawn, because the data do not determine a law."
+        else "No line is drawn, because no law determines a depth."
     )
 
     def draw() -> Canvas:
@@ -57,13 +65,16 @@ def figure(context: Context) -> Figure | None:
             ):
                 axes.plot(rows["params"], rows["depth"], color=palette.ACCENT, linestyle=dashes, label=label)
         axes.vlines(best["params"], best["near_low"], best["near_high"], color=palette.MUTED, linewidth=3)
-        texts = [
-            f"N = {short(row['params'])}: {layers(int(row['depth']))} best, tied from {row['near_low']:.0f} to "
-            f"{layers(int(row['near_high']))}"
-            for row in best.to_dict("records")
-        ]
         style = {"marker": "o", "color": palette.INK, "markersize": 6, "linestyle": "none", "zorder": 5}
-        plot_values(axes, best["params"], best["depth"], texts, label="best measured", **style)
+        for whole, look in ((True, {"label": "best measured"}), (False, {"markerfacecolor": palette.PAPER})):
+            marks = best[(best["missing"] == "") == whole]
+            texts = [
+                f"N = {short(row['params'])}: {layers(int(row['depth']))} best, from {row['near_low']:.0f} to "
+                f"{layers(int(row['near_high']))} not excluded"
+                + ("" if whole else f"; not measured: {row['missing']} layers")
+                for row in marks.to_dict("records")
+            ]
+            plot_values(axes, marks["params"], marks["depth"], texts, **(style | look))
         axes.set_ylim(bottom, top)
         axes.set_xlim(low / 1.3, float(max(high, line["params"].max() if len(line) else 0)) * 1.3)
         size_axis(axes)
@@ -88,16 +99,17 @@ def measured_sizes(fit: Fit) -> tuple[float, float]:
 
 
 def best_depths(fit: Fit) -> pd.DataFrame:
-    """params, depth, near_low, near_high (range of the depths statistically tied with it) of each budget."""
-    near = [item.near or (item.depth,) for item in fit.best]
+    """params, depth, near_low, near_high (range of the depths not excluded) and missing depths of each budget."""
     rows = [
-        (item.params, item.depth, min(tied), max(tied)) for item, tied in zip(fit.best, near, strict=True)
+        (item.params, item.depth, *(near[0], near[-1]), " ".join(map(str, item.missing)))
+        for item in fit.best
+        for near in [item.near or (item.depth,)]
     ]
-    return pd.DataFrame(rows, columns=["params", "depth", "near_low", "near_high"])
+    return pd.DataFrame(rows, columns=["params", "depth", "near_low", "near_high", "missing"])
 
 
 def law_line(fit: Fit) -> pd.DataFrame:
-    """params, depth, low, high by the laws that are not rejected, where they state a depth.
+    """params, depth of least expected loss, low, high by the laws that are not rejected, where they state one.
 
     The sizes are a log grid from the smallest measured one to `REACH` times the largest.
     """
@@ -105,6 +117,6 @@ def law_line(fit: Fit) -> pd.DataFrame:
     # The largest size is a point, so that the solid line ends there and the dashed one begins.
     inside = np.geomspace(low, high, max(2, 1 + math.ceil(PER_DECADE * math.log10(high / low))))
     beyond = np.geomspace(high, REACH * high, 1 + PER_DECADE)[1:]
-    found = [fit.predict(float(size)) for size in [*inside, *beyond]]
+    found = [fit.predict(float(size), math.inf) for size in [*inside, *beyond]]
     rows = [(item.params, item.depth_exact, *item.depth_interval) for item in found if item.depth is not None]
     return pd.DataFrame(rows, columns=["params", "depth", "low", "high"], dtype=float)

@@ -10,10 +10,9 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, MaxNLocator
 from scipy.sparse import csr_array
 
-from analysis.curves.best_shapes import CURVE_REACH, enclosed
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
-from analysis.fit.answer import MOST_DEPTHS, depth_ranges
+from analysis.fit.answer import MOST_DEPTHS, largest
 from analysis.fit.document import Fit
 from analysis.intervals import width_of
 from analysis.law.crossings import Crossing
@@ -33,8 +32,6 @@ from analysis.report.figures.canvas import (
 )
 from analysis.report.figures.figure import Context, Figure, study_of_fit
 
-#: Measured sizes that become places of the lines; in a larger table the lines have those of the curves.
-MOST_SIZES = 300
 #: Least range of ln N in which the same depths are compared.
 LEAST_RANGE = 0.05
 #: Room above the highest cost that the frame must show, as a factor.
@@ -81,31 +78,35 @@ def excess_data(fit: Fit) -> pd.DataFrame | None:
     """What each depth costs against the best depth, on the grid of the curves, at measured sizes and at crossings.
 
     Returns:
-        params, depth, width (of that N, of a measured shape its own), loss (on the curve, nats per token), excess (over
-        the lowest loss of this N, percent), low, high (its interval at the level of the fit, at least 0; NaN without a
-        noise estimate), margin (half the interval of the difference to the best of the other depths), measured (whether
-        the depth has a shape of this N), part (number of the range of sizes in which the same depths are compared;
-        ranges beside each other have consecutive numbers). Only places with two depths, each between two sizes at
-        most a factor `CURVE_REACH` apart, in ranges of at least `LEAST_RANGE`. None if there is no such range.
+        params, depth, width (of that N, of a measured shape its own), loss (on the curve, nats per token), excess
+        (over the lowest loss of this N, percent), low, high (its interval at the level of the fit, at least 0; NaN
+        without a noise estimate), margin (half the interval of the difference to the best of the other depths), near
+        (whether it is not excluded), measured (whether the depth has a shape of this N), part (number of the range of
+        sizes in which the same depths are compared; ranges beside each other have consecutive numbers). Only places of
+        the reading with two depths of several sizes, in ranges of at least `LEAST_RANGE`. None if there is no such
+        range.
     """
     study = study_of_fit(fit)
-    curves = study.curves
-    sizes = np.unique(curves.x) if len(curves.x) <= MOST_SIZES else np.empty(0)
-    crossed = [math.log(item.params) for item in fit.crossings if item.params]
-    # Rounded, because the ln of a size, computed in two ways, may differ in the last digits.
-    x = np.unique(np.round(np.concatenate([curves.grid, sizes, crossed]), 9))
-    depths = [depth for depth in curves.depths if len(curves.at(depth)) > 1]
-    inside = np.array([enclosed(curves, depth, x, CURVE_REACH) for depth in depths]).reshape(-1, len(x))
+    curves, reading = study.curves, fit.reading
+    lines = dict(zip(reading.depths, reading.losses, strict=True))
+    depths = [depth for depth in reading.depths if len(curves.at(depth)) > 1]
+    x = np.log(np.array(reading.params))
+    if not depths or not len(x):
+        return None
+    losses = np.array([lines[depth] for depth in depths], dtype=float)
+    inside = np.isfinite(losses)
     # Runs of places with the same depths; one with a single place or depth gives no line.
-    part = np.cumsum(np.r_[False, (inside[:, 1:] != inside[:, :-1]).any(axis=0)])
-    lengths = np.array([np.ptp(x[part == index]) for index in range(part[-1] + 1)])
-    compared = (inside.sum(axis=0) > 1) & (lengths[part] >= LEAST_RANGE)
+    changes = (inside[:, 1:] != inside[:, :-1]).any(axis=0).astype(int)
+    # Between two places without two common depths there is a hole.
+    changes += (inside[:, 1:] & inside[:, :-1]).sum(axis=0) < 2
+    part = np.cumsum(np.r_[0, changes])
+    lengths = np.array([np.ptp(x[part == index]) for index in part])
+    compared = (inside.sum(axis=0) > 1) & (lengths >= LEAST_RANGE)
     if not compared.any():
         return None
+    near = [() if reading.near is None else reading.near[at] for at in np.flatnonzero(compared)]
     x, inside, part = x[compared], inside[:, compared], part[compared]
-    losses = np.full(inside.shape, np.inf)
-    for row, depth in enumerate(depths):
-        losses[row, inside[row]] = curves.loss(depth, x[inside[row]])
+    losses = np.where(inside, losses[:, compared], np.inf)
     first, second = np.argsort(losses, axis=0, kind="stable")[:2]
     lowest, next_lowest = np.sort(losses, axis=0)[:2]
     lead = 100 * (next_lowest - lowest) / lowest
@@ -134,6 +135,7 @@ def excess_data(fit: Fit) -> pd.DataFrame | None:
                     "low": np.maximum(excess - margin, 0),
                     "high": np.maximum(np.where(best, margin - lead[at], excess + margin), 0),
                     "margin": margin,
+                    "near": [depth in near[place] for place in at],
                     "measured": measured,
                     "part": part[at],
                 }
@@ -177,23 +179,24 @@ def drawn_crossings(items: Sequence[Crossing]) -> list[Crossing]:
 
 def finding(fit: Fit, table: pd.DataFrame) -> str:
     """The title: which depth wins from which size on, and what the worst one costs at the largest size compared."""
-    ranges = depth_ranges(fit.crossings)
+    ranges = fit.reading.ranges
     largest = float(table["params"].max())
     last = table[table["params"] == largest].sort_values("excess")
-    if not ranges or len(ranges[-1].depths) > MOST_DEPTHS:
+    rivals = sorted({*ranges[-1].depths, *ranges[-1].rivals}) if ranges else []
+    if not ranges or len(rivals) > MOST_DEPTHS:
         won = "The runs do not decide between the depths"
     else:
-        *_, final = ranges
-        first = ", ".join(str(depth) for depth in final.depths[:-1])
-        name = f"{first} or {layers(final.depths[-1])}" if first else layers(final.depths[-1])
-        verb = "wins" if name == "1 layer" else "win"
-        if final.low is not None:
-            won = f"{name} {verb} above {human(final.low)}"
-        elif first:
-            won = f"The runs do not decide between {first} and {layers(final.depths[-1])}"
+        final = ranges[-1]
+        where = f" above {human(final.low)}" if final.high == fit.reading.params[-1] else ""
+        where = where or f" from {human(final.low)} to {human(final.high)}"
+        if len(ranges) == 1:
+            where = f" at every size measured ({human_range((final.low, final.high))})"
+        if len(rivals) > 1:
+            first = ", ".join(str(depth) for depth in rivals[:-1])
+            won = f"The runs do not decide between {first} and {layers(rivals[-1])}{where}"
         else:
-            sizes = human_range((float(table["params"].min()), largest))
-            won = f"{name} {verb} at every size measured ({sizes})"
+            name = layers(rivals[0])
+            won = f"{name} {'wins' if name == '1 layer' else 'win'}{where}"
     worst = last.iloc[-1]
     if worst["excess"] <= worst["margin"]:
         return f"{won}; at {human(largest)} the losses do not differ significantly"
@@ -204,10 +207,11 @@ def finding(fit: Fit, table: pd.DataFrame) -> str:
     )
 
 
-def sizes_json(table: pd.DataFrame, count: str, step: int | None) -> dict[str, Any]:
-    """The numbers of `my size` on the page: losses by depth at ascending ln N, with the margins of `excess_data`.
+def sizes_json(table: pd.DataFrame, fit: Fit) -> dict[str, Any]:
+    """The numbers of `my size` on the page: by depth its losses at ascending ln N, and whether it is near there.
 
-    A place at which a depth is not measured has None; `count` is how N is counted, widths are multiples of `step`.
+    A place at which a depth is not measured has None; `missing` has those that may be the best there. `count` is how N
+    is counted, widths are multiples of `step`, and `start` is ln N of the first size shown.
     """
     part = table.groupby("params")["part"].first()
     x = part.index.to_numpy(dtype=float)
@@ -218,15 +222,21 @@ def sizes_json(table: pd.DataFrame, count: str, step: int | None) -> dict[str, A
         return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values.reindex(x)]
 
     depths = [
-        {"depth": depth, "loss": listed(indexed["loss"]), "margin": listed(indexed["margin"])}
+        {
+            "depth": depth,
+            "loss": listed(indexed["loss"]),
+            "near": [value is True for value in indexed["near"].reindex(x)],
+        }
         for depth, rows in by_depth(table)
         for indexed in [rows.set_index("params")]
     ]
     return {
         "sizes": [float(f"{value:.9g}") for value in np.log(x)],
         "depths": depths,
-        "step": step or 1,
-        "count": count,
+        "missing": [() if at is None else at.missing for at in map(fit.reading.at, x)],
+        "step": fit.reading.width_step or 1,
+        "count": fit.count,
+        "start": math.log(next((item.params for item in largest(fit.best)), float(x[-1]))),
     }
 
 
@@ -294,7 +304,8 @@ def _lanes(items: list[Crossing], table: pd.DataFrame, width: float) -> list[int
     lanes = []
     for item in items:
         left, right = _bar(item, low, high)
-        right += per_point * (LETTER * len(_name(item)) + 10)
+        label = per_point * (LETTER * len(_name(item)) + 10)
+        left, right = (left - label, right) if _is_labelled_left(right, low, high) else (left, right + label)
         lane = next((at for at, end in enumerate(ends) if end < left), len(ends))
         ends[lane : lane + 1] = [right]
         lanes.append(lane)
@@ -305,6 +316,11 @@ def _bar(item: Crossing, low: float, high: float) -> tuple[float, float]:
     """The ends of the interval of a crossing in ln N, open ends at the ends `low` and `high` of the frame."""
     one, two = item.params_interval or (item.params, item.params)
     return max(math.log(one), low) if one else low, min(math.log(two), high) if two else high
+
+
+def _is_labelled_left(right: float, low: float, high: float) -> bool:
+    """Whether the bar ends so near the right end of the frame that there is room for its label left of it only."""
+    return right > high - 0.12 * (high - low)
 
 
 def _name(item: Crossing) -> str:
@@ -334,8 +350,7 @@ def _draw_crossing(axes: Axes, item: Crossing, y: float) -> None:
     style = {"marker": "D", "markersize": 5, "color": palette.INK, "markerfacecolor": face, "zorder": 5}
     plot_values(axes, [item.params], [y], [text], **style)
     place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 9.5}
-    # Right of the bar; at the right end of the frame there is room left of it only.
-    if math.log(right) > high - 0.12 * (high - low):
+    if _is_labelled_left(math.log(right), low, high):
         axes.annotate(_name(item), (left, y), ha="right", **(place | {"xytext": (-5, 0)}))
     else:
         axes.annotate(_name(item), (right, y), ha="left", **place)

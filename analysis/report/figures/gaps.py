@@ -22,7 +22,7 @@ Panel = tuple[Crossing, pd.DataFrame, Floats]
 
 
 def figure(context: Context) -> Figure | None:
-    """The gap of each pair of depths; None if no two depths have a common range of N."""
+    """The gap of each pair of depths; None if no two depths can be compared."""
     fit = context.fit
     panels = gap_data(fit)
     if not panels:
@@ -62,14 +62,16 @@ def figure(context: Context) -> Figure | None:
 
 
 def gap_data(fit: Fit) -> list[Panel]:
-    """The first `MAX_PANELS` pairs with a common range of N.
+    """The first `MAX_PANELS` pairs with a common range of N; none if the tokens allow no comparison.
 
     Returns:
         The crossing; params, gap = loss(shallow) - loss(deep), its standard error se, and the pair (shallow, deep,
         status); N of the sizes measured inside the common range.
     """
     curves = study_of_fit(fit).curves
-    panels = []
+    panels: list[Panel] = []
+    if not fit.tokens.comparable:
+        return panels
     for item in fit.crossings:
         gap = gap_of(curves, item.shallow, item.deep)
         if gap is None:

@@ -26,6 +26,7 @@ from analysis.report.figures.canvas import (
     stack,
 )
 from analysis.report.figures.figure import Context, Figure, study_of_fit
+from analysis.runs.columns import TOKEN_GROUP
 
 
 def figure(context: Context) -> Figure:
@@ -40,6 +41,10 @@ def figure(context: Context) -> Figure:
     crossed = [item for item in context.fit.crossings if item.params is not None]
     if crossed:
         caption = f"{caption[:-1]}; crosses are where a deeper model takes the lead."
+    if context.fit.tokens.rule == "groups":
+        caption += (
+            " Each group of equal N and tokens is moved to the curves: only differences inside it count."
+        )
     if entropy is not None:
         caption += " The dotted line is the entropy of the data, the lowest possible loss."
 
@@ -78,13 +83,23 @@ def loss_data(fit: Fit) -> tuple[pd.DataFrame, pd.DataFrame]:
 
     Returns:
         depth, width, params, loss (mean over seeds), low, high (lowest and highest seed), se (pooled), seeds, residual
-        (loss less the curve); and depth, params, loss on the curves. A depth of one size has no curve.
+        (loss less the curve); and depth, params, loss on the curves. A depth of one size has no curve. Losses compared
+        inside groups of tokens are less the level of their group, see `Curves.group_level`.
     """
     study = study_of_fit(fit)
     curves = study.curves
-    groups = study.rows.groupby(["depth", "params"], sort=True)
+    keys = ["depth", "params", *([TOKEN_GROUP] if TOKEN_GROUP in study.rows else [])]
+    groups = study.rows.groupby(keys, sort=True)
     points = groups.agg(width=("width", "first"), low=("loss", "min"), high=("loss", "max")).reset_index()
-    points = points.assign(loss=curves.mean, se=curves.se, seeds=curves.count, residual=curves.residual)
+    level = curves.group_level
+    points = points.assign(
+        loss=curves.mean - level,
+        low=points["low"] - level,
+        high=points["high"] - level,
+        se=curves.se,
+        seeds=curves.count,
+        residual=curves.residual,
+    )
     lines = [pd.DataFrame(columns=["depth", "params", "loss"], dtype=float)]
     for depth in curves.depths:
         low, high = curves.range(depth)

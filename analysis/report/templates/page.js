@@ -44,7 +44,7 @@
 (() => {
   const form = document.getElementById("my-size");
   if (!form) return;
-  const { sizes, depths, step, count } = JSON.parse(document.getElementById("my-size-numbers").textContent);
+  const { sizes, depths, missing, step, count, start } = JSON.parse(document.getElementById("my-size-numbers").textContent);
   const [text, slider, answer] = ["text", "slider", "answer"].map((name) => document.getElementById(`my-size-${name}`));
   const [low, high] = [sizes[0], sizes[sizes.length - 1]];
   const UNITS = { k: 1e3, m: 1e6, b: 1e9, t: 1e12, thousand: 1e3, million: 1e6, billion: 1e9, trillion: 1e12 };
@@ -81,12 +81,15 @@
     let at = 0;
     while (at < sizes.length - 2 && sizes[at + 1] < x) at += 1;
     const share = (x - sizes[at]) / (sizes[at + 1] - sizes[at]);
-    const found = depths.map(({ depth, loss, margin }) => (
-      { depth, loss: between(loss, at, share), margin: between(margin, at, share) }));
+    const [left, right] = [share > 1 - 1e-9 ? at + 1 : at, share < 1e-9 ? at : at + 1];
+    const found = depths.map(({ depth, loss, near }) => (
+      { depth, loss: between(loss, at, share), near: near[left] || near[right] }));
     const known = found.filter((item) => item.loss !== null).sort((one, two) => one.loss - two.loss);
     if (known.length < 2) return [];
+    const absent = [...new Set([...missing[left], ...missing[right]])].filter(
+      (depth) => !known.some((item) => item.depth === depth)).sort((one, two) => one - two);
     return known.map((item) => ({
-      ...item, cost: 100 * (item.loss / known[0].loss - 1), width: Math.sqrt(Math.exp(x) / (12 * item.depth)) }));
+      ...item, absent, cost: 100 * (item.loss / known[0].loss - 1), width: Math.sqrt(Math.exp(x) / (12 * item.depth)) }));
   };
   const mark = (x, found) => {
     for (const svg of form.parentNode.querySelectorAll("svg")) {
@@ -125,9 +128,10 @@
       const [best, ...others] = found;
       const costs = others.map(({ depth, width, cost }, at) => (
         `${depth}\u00a0×\u00a0${built(width)}${at ? "" : " costs"} +${digits(cost)}\u00a0%`));
-      const tied = others.filter(({ cost, margin }) => margin !== null && cost <= margin).map(({ depth }) => depth);
+      const tied = others.filter(({ near }) => near).map(({ depth }) => depth);
+      const absent = best.absent.length ? `; not measured there: ${best.absent.join(", ")}` : "";
       answer.textContent = `${human(params)}: ${best.depth} layer${best.depth === 1 ? "" : "s"} ×\u00a0${built(best.width)} wide; `
-        + `${costs.join(", ")}${tied.length ? `; not significantly worse: ${tied.join(", ")}` : ""}.`;
+        + `${costs.join(", ")}${tied.length ? `; not significantly worse: ${tied.join(", ")}` : ""}${absent}.`;
       const exact = found.map(({ depth, width }) => `${depth} × ${width.toFixed(1)}`).join(", ");
       answer.title = `exact widths for ${count === "table" ? "12·L·d² = N" : "this N"}: ${exact}`;
     }
@@ -158,5 +162,5 @@
   }
   addEventListener("resize", () => show(shown));
   form.hidden = false;
-  choose(high);
+  choose(Math.min(Math.max(start, low), high));
 })();

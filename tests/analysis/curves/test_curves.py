@@ -6,6 +6,7 @@ from analysis.curves import posterior as module
 from analysis.curves.curves import build_curves
 from analysis.curves.posterior import common_exponent, designs
 from analysis.curves.shape_means import shape_means
+from analysis.law.crossings import find_crossings
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
@@ -176,7 +177,7 @@ def bent_study(tau, noise, key):
 def plain_power_law(x, loss):
     """A power law with an offset through the losses of one depth, by least squares."""
     rank, weight = np.zeros(len(x), dtype=np.int64), np.ones(len(x))
-    alpha = common_exponent(rank, x, loss, weight)
+    alpha = common_exponent(rank, x, loss, weight, np.empty((len(x), 0)))
     design = designs(rank, x, loss, weight, alpha, (rank, x))[0][:, :2]
     return design @ np.linalg.lstsq(design, loss, rcond=1e-10)[0]
 
@@ -231,3 +232,44 @@ def test_neighbours_of_a_large_table_are_averaged_first(monkeypatch):
     error = np.sqrt(np.diag(whole.covariance)).reshape(whole.values.shape)
     assert np.abs(merged.values - whole.values).max() < 1.5 * error.max()
     assert np.diag(merged.covariance).mean() == pytest.approx(np.diag(whole.covariance).mean(), rel=0.5)
+
+
+def grouped(seeds, seed=0, sizes=6):
+    """Losses in two groups of each size, whose levels have nothing to do with the size."""
+    shapes = shapes_of(TRUTH.depths, np.geomspace(1e3, 1e5, sizes))
+    generator = np.random.default_rng(seed)
+    parts = []
+    for number in (0, 1):
+        frame = simulate(TRUTH, shapes, seeds, generator)
+        size = np.searchsorted(np.geomspace(1e3, 1e5, sizes) * 1.3, frame["params"])
+        level = generator.normal(0, 0.2, sizes)[size]
+        parts.append(frame.assign(token_group=2 * size + number, loss=frame["loss"] + level))
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_levels_of_groups_change_no_gap_and_no_noise(seeds):
+    frame = grouped(seeds)
+    level = np.random.default_rng(5).normal(0, 0.1, 12)[frame["token_group"]]
+    one, other = build_curves(frame), build_curves(frame.assign(loss=frame["loss"] + level))
+    assert one.sizes(2) == 6
+    assert len(one.at(2)) == 12
+    assert one.noise.source == ("seeds" if seeds > 1 else "residuals")
+    assert one.noise.summary()["sd_relative"] == pytest.approx(TRUTH.noise, rel=0.4)
+    gaps = [find_crossings(curves).gaps for curves in (one, other)]
+    for left, right in zip(*gaps, strict=True):
+        # The noise follows the loss, so that levels of a twentieth of it change the weights a little.
+        assert np.abs((left.value - right.value) / left.se).max() < 0.3
+        np.testing.assert_allclose(left.se, right.se, rtol=0.3)
+    # Without the groups the levels are taken for noise.
+    mixed = build_curves(grouped(1).drop(columns="token_group").drop_duplicates(["depth", "params"]))
+    assert mixed.noise.summary()["sd_relative"] > 5 * TRUTH.noise
+
+
+def test_depths_that_share_no_group_have_no_known_gap():
+    frame = grouped(3)
+    apart = frame[(frame["depth"] == 4) | (frame["token_group"] % 2 == 0)]
+    apart = apart[(apart["depth"] != 4) | (apart["token_group"] % 2 == 1)]
+    near, far = find_crossings(build_curves(apart)).gaps
+    assert near.se.max() < 0.1
+    assert far.se.min() > 1.0

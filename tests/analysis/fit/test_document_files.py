@@ -123,6 +123,32 @@ def test_a_law_of_another_shape_is_refused_by_name(name, value):
     assert name in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"depths": []},
+        {"losses": []},
+        {"losses": [[2.0], [1.9, 1.8]]},
+        {"near": [[1]]},
+        {"missing": []},
+        {"params": [-1.0, 2e3]},
+        {"params": [2e3, 1e3]},
+        {"depths": [0, 2]},
+    ],
+)
+def test_a_reading_whose_parts_do_not_fit_is_refused(fields):
+    whole = {
+        "params": [1e3, 2e3],
+        "depths": [1, 2],
+        "losses": [[2.0, 1.9], [1.9, 1.8]],
+        "near": [[1], [2]],
+        "missing": [[], []],
+    }
+    assert Fit.from_json(CONTRACT | {"reading": whole}).reading.at(1e3).depth == 2
+    with pytest.raises(InputError, match=r"This is not a fit file.*reading"):
+        Fit.from_json(CONTRACT | {"reading": whole | fields})
+
+
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
 @pytest.mark.parametrize("text", ['"x"', "1e400", "NaN"])
 def test_the_command_ends_with_a_paragraph(verb, text, monkeypatch, capsys, tmp_path):

@@ -7,7 +7,16 @@ from scipy.optimize import minimize_scalar
 
 from analysis.errors import InputError
 from analysis.law.near_optimal import near_optimal
-from analysis.law.published import LIU2026, PUBLISHED, least_shape, losses_of, published_law, published_shape
+from analysis.law.published import (
+    LIU2026,
+    PUBLISHED,
+    least_shape,
+    losses_of,
+    published_law,
+    published_shape,
+    shape_at_compute,
+)
+from analysis.law.shape import buildable_width
 from analysis.law.threshold_law import LEVINE2020
 
 GPT3 = (96, 12288)
@@ -130,3 +139,55 @@ def test_the_least_depth_is_the_smallest_whole_one_that_reaches_log3_of_its_widt
     if params > 1e4:
         assert shape.width == pytest.approx(shape.width_exact, rel=0.07)
     assert (shape.depth_interval, shape.source) == ((None, None), "theory")
+
+
+def loss_of_the_notebook(width, depth, tokens):
+    """The printed fit of the authors, fit-8.ipynb, without its constant."""
+    by_width = 300.988021816479 / width**0.9599189162254333
+    by_depth = 413.69695850058315 / (100 * (depth - 2)) ** 1.0660876035690308
+    return by_width + by_depth + 8.485901100690645 / (tokens / 1e6) ** 0.2988601326942444
+
+
+@pytest.mark.parametrize("compute", [1e20, 5.76e23])
+def test_the_shape_at_a_compute_has_the_least_loss_of_all_sizes_and_depths(compute):
+    found = shape_at_compute(LIU2026, compute)
+    assert 6 * found.params * found.tokens == pytest.approx(compute)
+    width = math.sqrt(found.params / (12 * found.depth))
+    assert found.width == buildable_width(width)
+    low, high = found.depth_interval
+    assert low < found.depth < high
+    depths = np.arange(3, 200)
+    sizes = np.geomspace(found.params / 4, found.params * 4, 401)[:, None]
+    losses = loss_of_the_notebook(np.sqrt(sizes / (12 * depths)), depths, compute / (6 * sizes))
+    size, depth = np.unravel_index(np.argmin(losses), losses.shape)
+    assert depths[depth] == found.depth
+    assert sizes[size, 0] == pytest.approx(found.params, rel=0.01)
+    assert loss_of_the_notebook(width, found.depth, found.tokens) <= losses.min()
+
+
+def test_the_losses_of_the_authors_are_reproduced():
+    """The parts of the least loss of their table, as printed: of width, depth and tokens."""
+    by_width, by_depth, by_tokens = 0.11658539092473193, 0.06314215676929424, 0.192460722520026
+    width = (LIU2026.c_m / by_width) ** (1 / LIU2026.alpha_m)
+    depth = 2 + (LIU2026.c_l / by_depth) ** (1 / LIU2026.alpha_l) / 100
+    scale, exponent = LIU2026.tokens_term
+    tokens = 1e6 * (scale / by_tokens) ** (1 / exponent)
+    assert LIU2026.loss(12 * depth * width**2, depth) == pytest.approx(by_width + by_depth)
+    assert loss_of_the_notebook(width, depth, tokens) == pytest.approx(by_width + by_depth + by_tokens)
+    # The shape and the tokens of that run in their table.
+    assert (width, depth, tokens) == pytest.approx((3584, 40, 317_754_489_344), rel=1e-6)
+
+
+def test_a_compute_beyond_the_law_has_no_depth_and_a_law_without_tokens_no_shape():
+    far = shape_at_compute(LIU2026, 1e28)
+    assert (far.depth, far.width, far.source) == (None, None, "none")
+    assert far.reason in far.sentence
+    assert "10 times the largest size" in far.reason
+    assert shape_at_compute(LIU2026, 1e20).extrapolated is False
+    with pytest.raises(InputError, match="--law liu2026"):
+        shape_at_compute(LEVINE2020, 1e21)
+    for wrong in (0, -1, math.nan, math.inf):
+        with pytest.raises(InputError, match="positive number"):
+            shape_at_compute(LIU2026, wrong)
+    with pytest.raises(InputError, match="more FLOPs"):
+        shape_at_compute(LIU2026, 1e3)

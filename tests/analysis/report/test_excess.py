@@ -82,9 +82,9 @@ LINES = {
     "crossing": ({1: (1.0, -0.02), 2: (1.0, -0.12)}, r"^2 layers win above 6\.\d thousand; 1 layer costs"),
     "tied": (
         {1: (1.0, -0.1), 2: (1.0, -0.1)},
-        r"^The runs do not decide between 1 and 2 layers; at 32 thousand the losses",
+        r"^The runs do not decide between 1 and 2 layers at every size measured \(.*\); at 32 thousand the losses",
     ),
-    "many": (dict.fromkeys((1, 2, 3, 4), (1.0, -0.1)), "^The runs do not decide between the depths;"),
+    "many": (dict.fromkeys((1, 2, 3, 4), (1.0, -0.1)), "^The runs do not decide between"),
 }
 
 
@@ -119,16 +119,17 @@ def test_a_study_without_two_comparable_depths_starts_with_its_losses(pilot_fram
 
 
 def test_a_line_breaks_where_other_depths_are_compared(line_frame):
-    # Two layers are measured in the middle, and nothing can be compared between 4e3 and 1e5.
+    # Two layers are measured in the middle of the small sizes, and no two depths between 4e3 and 1e5.
     sizes = (1e3, 1.4e3, 2e3, 2.8e3, 4e3, 1e5, 2e5, 4e5)
-    frame = line_frame({1: (1.2, -0.1), 2: (1.0, -0.1), 4: (1.1, -0.1)}, sizes=sizes)
-    middle = (frame["params"] > 1.2e3) & (frame["params"] < 3e3)
-    result = fit(RunTable.from_frame(frame[(frame["depth"] != 2) | middle], count="table"))
+    frame = line_frame({1: (1.2, -0.1), 2: (1.0, -0.1), 4: (1.1, -0.1), 8: (1.3, -0.1)}, sizes=sizes)
+    ends = {1: (0, 1e6), 2: (1.2e3, 3e3), 4: (0, 5e3), 8: (5e4, 1e6)}
+    kept = [ends[row.depth][0] < row.params < ends[row.depth][1] for row in frame.itertuples()]
+    result = fit(RunTable.from_frame(frame[kept], count="table"))
     made = excess_data(result)
     assert sorted(set(made[made["depth"] == 2]["part"].diff().dropna())) == [0]
     assert made["params"].max() == pytest.approx(4e5)
     assert not ((made["params"] > 4.1e3) & (made["params"] < 0.99e5)).any()
-    numbers = sizes_json(made, "table", 2)
+    numbers = sizes_json(made, result)
     hole = [
         place
         for place in range(len(numbers["sizes"]))
@@ -138,13 +139,18 @@ def test_a_line_breaks_where_other_depths_are_compared(line_frame):
     assert math.log(4e3) < numbers["sizes"][place] < math.log(1e5)
 
 
-def test_the_page_gets_the_numbers_of_the_csv(table):
-    numbers = sizes_json(table, "nonembedding", 8)
+def test_the_page_gets_the_numbers_of_the_csv(found, table):
+    numbers = sizes_json(table, found)
+    assert numbers["start"] == pytest.approx(math.log(found.best[-1].params))
+    assert (numbers["count"], numbers["step"]) == (found.count, found.reading.width_step)
     assert numbers["sizes"] == sorted(numbers["sizes"])
     for depth in numbers["depths"]:
         rows = table[table["depth"] == depth["depth"]]
         losses = [loss for loss in depth["loss"] if loss is not None]
         assert losses == pytest.approx(rows["loss"].to_numpy(), rel=1e-6)
+        at = {round(size, 6): near for size, near in zip(numbers["sizes"], depth["near"], strict=True)}
+        for params, near in zip(found.reading.params, found.reading.near, strict=True):
+            assert at.get(round(math.log(params), 6), depth["depth"] in near) == (depth["depth"] in near)
     json.dumps(numbers, allow_nan=False)
 
 
@@ -265,3 +271,20 @@ def test_my_size_and_the_values_under_the_pointer_in_a_browser(tmp_path, study, 
     assert last.startswith(f"{size}: 4 layers ×\u00a0")
     assert tip[0] == tip[1]
     assert (tip_hidden, form_hidden) == (False, False)
+
+
+def test_my_size_names_the_depths_that_are_not_measured_there(tmp_path, line_frame):
+    frame = line_frame({1: (1.0, -0.1), 2: (0.95, -0.11), 4: (0.9, -0.12)}, seeds=2)
+    frame = frame[(frame["depth"] != 4) | (frame["params"] < frame["params"].median())]
+    runs = RunTable.from_frame(frame, count="table")
+    result = fit(runs)
+    last = result.best[-1]
+    assert last.missing == (4,)
+    page = write_report(runs, result, tmp_path)
+    text = page.read_text().replace(
+        "</body>",
+        "<script>document.title = document.getElementById('my-size-answer').textContent</script></body>",
+    )
+    page.write_text(re.sub("<meta http-equiv[^>]*>", "", text))
+    said = html.unescape(re.search("<title>(.*?)</title>", chromium.dump_dom(page))[1])
+    assert said.endswith("; not measured there: 4.")

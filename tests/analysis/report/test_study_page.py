@@ -12,8 +12,8 @@ import pytest
 
 from analysis.design.objective import SearchInfo, estimate_from
 from analysis.fit.document import Fit, fit
-from analysis.fit.sentences import headlines, next_steps
-from analysis.law.held_out import BASELINE, HeldOut, Trial
+from analysis.fit.sentences import GAP_LAWS, LAWS, headlines, next_steps
+from analysis.law.decision import FORMS
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import scientific
 from analysis.report.figures import best_depth, excess, gaps, loss
@@ -24,7 +24,6 @@ from analysis.report.tables import (
     cost_table,
     law_reasons_table,
     laws_table,
-    paired_regret,
 )
 from analysis.runs.table import RunTable, read_runs
 from tests.analysis import searched
@@ -207,29 +206,17 @@ def test_pairs_of_which_nothing_is_known_are_counted(tmp_path, line_frame):
     assert "3 more pairs" in table
 
 
-def trial(budget, regret):
-    return Trial(budget, budget, 1e3, 2, None if regret is None else 2.0, regret, None, None)
-
-
-def test_regret_is_compared_in_the_same_trials():
-    law = HeldOut("power", (trial(1e4, 0.3), trial(2e4, None), trial(3e4, 0.1)))
-    base = HeldOut(BASELINE, (trial(1e4, 0.5), trial(2e4, 9.0), trial(3e4, 0.2)))
-    assert paired_regret(law, base) == pytest.approx((0.2, 0.35))
-    assert paired_regret(HeldOut("power", (trial(2e4, None),)), base) == (None, None)
-
-
 def test_the_table_of_rivals_has_every_law_with_its_numbers(found):
     rows = {row["law"]: row for row in laws_table(found).records()}
-    laws = ["threshold law", "power law", "root law", "additive loss", "response surface", "nearest measured"]
-    assert list(rows) == laws
+    assert list(rows) == [*(name for name, _ in LAWS.values()), *(GAP_LAWS[form][0] for form in FORMS)]
     assert rows["threshold law"]["parameters"].startswith(f"a = {found.law.a:.3f} (")
     assert rows["threshold law"]["status"] == "open"
-    surface = next(item for item in found.surfaces if item.form == "response")
-    assert f"{next(iter(surface.parameters.values())):.3g}" in rows["response surface"]["parameters"]
-    held = next(item for item in found.held_out if item.law == BASELINE)
-    baseline = rows["nearest measured"]
-    assert baseline["held-out regret"] == f"{held.mean_regret:.4f}"
-    assert baseline["answered"] == f"{len(held.trials)} of {len(held.trials)}"
+    for law in found.gap_laws.laws:
+        row = rows[GAP_LAWS[law.form][0]]
+        assert row["status"] == law.status
+        assert row["p"] == (None if law.p_value is None else f"{law.p_value:.2g}")
+        assert row["weight"] == (f"{100 * law.weight:.0f} %" if law.status == "ok" else None)
+        assert all(f"{value:.3g}" in row["parameters"] for value in law.parameters.values())
 
 
 def test_each_reason_of_the_laws_is_there_once_with_all_its_laws(found):

@@ -105,8 +105,33 @@ def test_equal_and_unknown_tokens():
     assert any("2 of 6 rows" in warning for warning in found.warnings)
 
 
-def test_tokens_that_follow_n_are_comparable_at_equal_n():
-    found = of(table().assign(tokens=lambda rows: 20 * 12 * rows["depth"] * rows["width"] ** 2))
+def own(rows):
+    """N of the shapes themselves."""
+    return 12 * rows["depth"] * rows["width"] ** 2
+
+
+@pytest.mark.parametrize("off", [0.0, 0.015])
+def test_one_number_of_tokens_per_parameter_allows_a_projection_along_its_line(off):
+    sign = np.where(np.arange(6) % 2, 1 + off, 1 - off)
+    found = of(table().assign(tokens=lambda rows: 20 * own(rows) * sign))
+    assert (found.tokens.rule, found.tokens.no_extrapolation) == ("ratio", None)
+    assert found.tokens.compared == pytest.approx(20, rel=0.001)
+    assert (found.tokens.at, len(found.rows)) == ("at 20 tokens per parameter", 6)
+    assert "20 training tokens per parameter" in found.tokens.sentence
+    assert not found.warnings
+    assert of(table(tokens=5e6)).tokens.at == ""
+
+
+def test_a_run_of_another_number_of_tokens_per_parameter_is_left_out():
+    frame = ladder().assign(tokens=lambda rows: 20 * own(rows))
+    frame.loc[3, "tokens"] *= 1.5
+    found = of(frame)
+    assert (found.tokens.rule, list(found.left_out)) == ("ratio", [4])
+    assert found.left_out[4] in found.warnings[0]
+
+
+def test_tokens_that_rise_with_n_otherwise_are_comparable_at_equal_n_and_not_projected():
+    found = of(table().assign(tokens=lambda rows: own(rows) ** 1.2))
     assert found.tokens.rule == "with_params"
     assert "equal at equal N" in found.tokens.sentence
     assert "grow together (correlation of their logarithms 1.00)" in found.tokens.no_extrapolation
@@ -116,12 +141,17 @@ def test_tokens_that_follow_n_are_comparable_at_equal_n():
     # A number of tokens a budget, which no smooth function of N would give.
     budgets = table([(1, 20), (1, 63), (2, 14), (2, 45)], tokens=[1, 90, 1, 90])
     assert of(budgets).tokens.rule == "with_params"
+    # Tokens of a planned size, which the N of the shapes misses by up to 6 %.
+    planned = ladder().assign(tokens=lambda rows: 20 * own(rows) * np.where(rows["depth"] == 8, 1.06, 1.0))
+    assert of(planned).tokens.rule == "with_params"
 
 
 def test_tokens_that_differ_at_equal_n_are_warned_of():
     found = of(table().assign(tokens=lambda rows: 1e6 * rows["depth"]))
     assert (found.tokens.rule, found.tokens.no_extrapolation) == ("unequal", "tokens differ at similar N")
     assert any("(1e+06 to 4e+06)" in warning for warning in found.warnings)
+    assert not found.tokens.comparable
+    assert of(table(tokens=5e6)).tokens.comparable
     # No size is shared, so nothing shows that the tokens follow N rather than the depth.
     apart = table([(1, 8), (1, 9), (4, 64), (4, 80)], tokens=[1e6, 1e6, 4e6, 4e6])
     assert of(apart).tokens.rule == "unequal"
@@ -136,6 +166,13 @@ def test_tokens_per_parameter_of_a_public_table_allow_no_extrapolation():
     correlation = np.corrcoef(np.log(params), np.log(frame["tokens"]))[0, 1]
     assert correlation > 0.98
     assert found.rule == "unequal"
+    assert "20·(N + 50,304·width" in found.sentence
+    assert "--count table" in found.sentence
+    # In the table's own column the ratio shows at once, and the count then compares along its line.
+    total = frame.assign(params=params + 50_304 * frame["width"])
+    assert "20 per parameter of the table's own count" in of(total).tokens.sentence
+    counted = compare(RunTable.from_frame(total, count="table")).tokens
+    assert (counted.rule, counted.compared) == ("ratio", pytest.approx(20))
     assert f"{correlation:.2f}" in found.no_extrapolation
     # At equal tokens, and without tokens, nothing stands against a projection.
     assert of(frame.assign(tokens=3e11)).tokens.no_extrapolation is None
@@ -145,7 +182,7 @@ def test_tokens_per_parameter_of_a_public_table_allow_no_extrapolation():
 def test_the_ends_of_runs_whose_tokens_follow_n_are_compared_where_checkpoints_share_no_level():
     frame = checkpoints(lambda n: [5 * n, 10 * n, 20 * n])
     found = of(frame)
-    assert found.tokens.rule == "with_params"
+    assert (found.tokens.rule, found.tokens.compared) == ("ratio", pytest.approx(20))
     assert (found.rows["tokens"] == 20 * found.rows["params"]).all()
     assert (len(found.left_out), len(set(found.left_out.values()))) == (12, 1)
 
@@ -209,9 +246,28 @@ def test_shapes_of_equal_compute_are_compared_at_the_largest_budget(budgets, see
     assert found.tokens.no_extrapolation
 
 
+def test_shapes_of_several_budgets_of_compute_are_compared_inside_groups_of_equal_size():
+    shapes = [(4, 256), (4, 512), (4, 1024), (16, 128), (16, 256), (16, 512)]
+    budgets = [(1e15, shapes), (4e15, shapes), (4e15, [(8, 300)])]
+    frame = pd.concat(
+        [ladder(which).assign(tokens=lambda rows, c=c: c / (6 * own(rows))) for c, which in budgets],
+        ignore_index=True,
+    )
+    found = of(frame)
+    assert (found.tokens.rule, found.tokens.comparable) == ("groups", True)
+    assert found.tokens.no_extrapolation
+    assert "6 groups of equal N" in found.tokens.sentence
+    # Every shape is a point in each of its groups; the one without a rival of its size is left out by name.
+    assert (len(found.rows), list(found.left_out)) == (12, [13])
+    assert found.rows.groupby("token_group")["depth"].nunique().eq(2).all()
+    assert found.rows.groupby("token_group")["tokens"].nunique().eq(1).all()
+
+
 def test_tokens_that_fall_with_n_do_not_follow_it():
     frame = ladder().assign(tokens=lambda rows: 1e12 / (rows["depth"] * rows["width"] ** 2) ** 0.5)
-    assert of(frame).tokens.rule == "unequal"
+    found = of(frame).tokens
+    assert found.rule == "unequal"
+    assert "shrink as N grows (correlation of their logarithms -1.00)" in found.no_extrapolation
 
 
 def test_runs_that_ended_by_the_clock_have_no_level():

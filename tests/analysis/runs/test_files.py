@@ -181,7 +181,7 @@ def test_rows_of_json_may_have_names(tmp_path, orient):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("runs.csv.gz", gzip.compress(FRAME.to_csv().encode())[:20] + b"\xff" * 60),
+        ("runs.csv.gz", gzip.compress(FRAME.to_csv().encode(), mtime=0)[:20] + b"\xff" * 60),
         ("runs.csv", b"a" * 200_000 + b"\n1\n"),
         ("runs.json", b'{"columns": ["depth"], "data": [1]}'),
         ("runs.json", b'{"columns": [["a", "b"]], "data": [[1]]}'),

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from analysis.fit.document import fit
+from analysis.fit.sentences import GAP_LAWS
 from analysis.numbers import digits, short
 from analysis.runs.table import RunTable
 from study.commands.output import fit_table, working
@@ -28,17 +29,16 @@ def shown(frame):
     return result, text.getvalue()
 
 
-def test_a_fit_is_told_with_its_law_its_rivals_and_the_baseline():
+def test_a_fit_is_told_with_its_laws_and_their_tests():
     result, text = shown(rows())
     assert text.startswith("Up to ")
     assert f"ln d = {result.law.a:.2f} + {result.law.b:.3g}·L" in text
     for item in result.crossings:
         line = next(line for line in text.splitlines() if line.startswith(f"{item.shallow} → {item.deep} "))
         assert f" {short(item.params)} " in line
-    held = {item.law: item for item in result.held_out}
-    line = next(line for line in text.splitlines() if line.startswith("response surface"))
-    assert f"{held['response'].mean_regret:.4f}" in line
-    assert f"{held['nearest measured'].mean_regret:.4f}" in line
+    for law in result.gap_laws.laws:
+        line = next(line for line in text.splitlines() if line.startswith(GAP_LAWS[law.form][0]))
+        assert law.p_value is None or f"{law.p_value:.2g}" in line
     assert "The noise of one seed is ±" in text
 
 

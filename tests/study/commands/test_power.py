@@ -12,12 +12,12 @@ from rich.console import Console
 from analysis.design.assumed_truth import MEANINGS, assumed_truth
 from analysis.errors import InputError
 from analysis.fit.document import fit
+from analysis.fit.recommendation import read_fit
 from analysis.law.threshold_law import LEVINE2020
 from analysis.runs.table import RunTable
 from study.commands.power import parse_assumptions, plan_power, power_view, shapes_of_plan
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.results.recommend import read_fit
 from study.spec.study import load_spec
 from tests.simulated_study import Truth, shapes_of, simulate
 from tests.study.small import SMALL

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from analysis.audit.recommend import recommend
 from analysis.design.simulated_study import Truth
 from analysis.files import write_json
 from analysis.fit.study import study_of
@@ -17,7 +18,6 @@ from analysis.runs.table import RunTable
 from study.commands.output import fit_table, recommendation_table
 from study.plan.plan import make_plan
 from study.results.answer import answer, planned_check, report_facts, study_fit
-from study.results.recommend import recommend
 from study.search.sensitivity_runs import sensitivity_cells
 from study.spec.study import load_spec
 from study.tracking.study_paths import StudyPaths

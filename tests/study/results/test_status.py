@@ -67,7 +67,7 @@ def test_a_grids_status_lists_what_is_missing_and_has_the_answer_of_the_last_fit
     (state.paths.folder / "fit.json").write_text(json.dumps(fitted.to_json()))
     state = write(tmp_path, "search.sampler=grid", **half)
     document, shown = status_json(state), text(state)
-    assert document["answer"] == short_answer(fitted.crossings, fitted.best, fitted.level) != []
+    assert document["answer"] == short_answer(fitted.reading, fitted.best, fitted.level, fitted.tokens) != []
     assert all(sentence in shown for sentence in document["answer"])
     assert not document["learning_rate"]["checked"]
     assert "sensitivity.lr_factors=[0.5,2]" in shown

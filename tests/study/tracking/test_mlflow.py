@@ -195,7 +195,7 @@ def test_the_studys_run_and_the_experiment_have_the_answer_of_the_fit_once(uri, 
         again.finish("FINISHED")
     (run,) = runs(uri, "tags.`interplay.kind` = 'study'")
     note = run.data.tags["mlflow.note.content"]
-    assert note.startswith(short_answer(fitted.crossings, fitted.best, fitted.level)[0])
+    assert note.startswith(short_answer(fitted.reading, fitted.best, fitted.level, fitted.tokens)[0])
     assert f"runs/{run.info.run_id}/artifacts/report.html?workflowType=machine_learning)" in note
     assert str(study.paths.folder / "report.html") in note
     assert experiment_note(uri).startswith(note)

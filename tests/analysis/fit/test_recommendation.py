@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from analysis.audit.recommend import compare, recommend
 from analysis.errors import InputError
 from analysis.fit.document import fit
+from analysis.fit.recommendation import NamedFit
 from analysis.runs.table import RunTable
-from study.results.recommend import NamedFit, compare, recommend
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.002)

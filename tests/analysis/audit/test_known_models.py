@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from analysis.audit.evidence import published_evidence
+from analysis.audit.known_models import known_models
 from analysis.errors import InputError
 from analysis.law.published import LIU2026
+from analysis.report.figures.known_models import known_figure, write_figure
 from study.commands.audit import known_view
-from study.results.known_models import known_figure, known_models, write_figure
 from tests.command import interplay
 
 ROOT = Path(__file__).parents[3]

@@ -1,23 +1,22 @@
-"""Well-known models by all published evidence. The shapes are in `analysis/audit/known_models.yaml`."""
+"""Figure: well-known models beside the depths that lose next to nothing by each law."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import yaml
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from analysis.audit.evidence import Evidence, published_evidence
-from analysis.audit.model_config import model_config
-from analysis.audit.verdict import Audit, audit
+from analysis.audit.known_models import KnownModel
 from analysis.errors import InputError
-from analysis.law.near_optimal import WITHIN, check_within
+from analysis.law.near_optimal import Within, within_words
 from analysis.numbers import short
-
-if TYPE_CHECKING:
-    # Only `--figure` loads it.
-    from matplotlib.figure import Figure
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import LINE, STYLE, count_axis, set_ticks
 
 #: Formats of the figure, by the ending of its file; its size in inches, at 100 dots per inch.
 FORMATS, FIGURE_SIZE = (".png", ".svg", ".pdf"), (8.0, 5.2)
@@ -29,51 +28,11 @@ NAMES_BELOW = (
 NAMES_ABOVE = ("SmolLM2 135M", "GPT-2 XL", "GPT-3 175B", "Gemma 2 9B", "Gemma 2 27B", "Llama 405B")
 
 
-@dataclass(frozen=True)
-class KnownModel:
-    """A well-known model: its year, its published number of parameters and its audit."""
-
-    year: int
-    parameters: int
-    audit: Audit
-
-    def to_json(self) -> dict[str, Any]:
-        """Strict JSON types: the document of the audit, with name, year and parameters."""
-        document = self.audit.to_json()
-        return {"name": document.pop("model"), "year": self.year, "parameters": self.parameters, **document}
-
-
-def known_models(within: float = WITHIN) -> list[KnownModel]:
-    """Compare the well-known models with every law, ordered by N.
-
-    Raises:
-        InputError: `within` is no positive number.
-    """
-    check_within(within)
-    text = (resources.files("analysis") / "audit" / "known_models.yaml").read_text(encoding="utf-8")
-    found = []
-    for entry in yaml.safe_load(text):
-        model = model_config(entry["config"], entry["name"])
-        found.append(
-            KnownModel(entry["year"], entry["parameters"], audit(model, published_evidence(), within))
-        )
-    return sorted(found, key=lambda known: known.audit.model.law_params)
-
-
-def known_figure(models: Sequence[KnownModel], within: float) -> "Figure":
+def known_figure(models: Sequence[KnownModel], within: Within) -> Figure:
     """Draw the models, the depths within `within` nats of the best by each law of the loss, and the law of depths.
 
     What lies outside the sizes of a law's models is hatched or dotted.
     """
-    import matplotlib as mpl
-    import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
-
-    from analysis.report.figures import palette
-    from analysis.report.figures.canvas import LINE, STYLE, count_axis, set_ticks
-
     levine, *others = published_evidence()
     audited = [known.audit.model for known in models]
     sizes = [model.law_params for model in audited]
@@ -92,7 +51,7 @@ def known_figure(models: Sequence[KnownModel], within: float) -> "Figure":
                 places, depths = zip(*found, strict=True)
                 look: dict[str, Any] = {"facecolor": "none", "alpha": 0.45, "hatch": "////"}
                 if inside:
-                    label = f"within {within:g} nats of the best, {law.name}"
+                    label = f"within {within_words(within)} of the best, {law.name}"
                     look = {"facecolor": colour, "alpha": 0.3, "label": label}
                 lows, highs = zip(*depths, strict=True)
                 axes.fill_between(places, lows, highs, edgecolor=colour, linewidth=0, **look)
@@ -125,14 +84,12 @@ def _parts(law: Evidence, ends: tuple[float, float]) -> list[tuple[float, float,
     return [part for part in parts if part[0] < part[1]]
 
 
-def write_figure(figure: "Figure", path: Path) -> None:
+def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the path's ending.
 
     Raises:
         InputError: another ending, or the file cannot be written.
     """
-    import matplotlib as mpl
-
     if path.suffix not in FORMATS:
         raise InputError(f"--figure {path} must end in {', '.join(FORMATS)}, which names its format.")
     metadata = {"Software": None} if path.suffix == ".png" else None

@@ -1,0 +1,136 @@
+"""The best depth at equal compute: which depth, width and number of tokens a budget of FLOPs is best spent on."""
+
+import math
+from dataclasses import dataclass, replace
+
+from analysis.curves.budgets import width_step
+from analysis.fit.study import Study, estimates_of
+from analysis.intervals import width_of
+from analysis.law.crossings import NEAR_END, Crossing
+from analysis.law.reading import AtSize, Reading, read_curves
+from analysis.law.shape import ComputeShape, DepthAtCompute, buildable_width
+from analysis.numbers import digits, human, layers, listed, scientific
+from analysis.runs.isoflop import BestSize, compute_minima
+from analysis.runs.tokens import Rule
+
+#: Rules of tokens under which a table may have several budgets of compute.
+RULES: tuple[Rule, ...] = ("groups", "equal_compute", "unequal")
+
+
+@dataclass(frozen=True)
+class LowestLoss:
+    """The lowest mean loss, at N = `params`, of a depth without a minimum at a compute in FLOPs."""
+
+    depth: int
+    flops: float
+    params: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class ComputeAnswer:
+    """Which depth, size and tokens are best at which compute.
+
+    No law in the width holds for these crossings, because N differs between depths at one compute.
+
+    Attributes:
+        budgets: compute C of the table in FLOPs, ascending.
+        crossings: of neighbouring depths; their `params` are C.
+        reading: which depth is best at each C; its `params` are C, and its widths have no meaning.
+        sizes: the best N of each depth.
+        size_sd: of ln N of one minimum about these.
+        left_out: minima that there are not, each with its reason.
+        lowest: of these, the losses that a minimum would not exceed.
+    """
+
+    budgets: tuple[float, ...]
+    crossings: tuple[Crossing, ...]
+    reading: Reading
+    sizes: tuple[BestSize, ...]
+    size_sd: float
+    left_out: tuple[str, ...] = ()
+    lowest: tuple[LowestLoss, ...] = ()
+
+    def at(self, flops: float) -> ComputeShape:
+        """The shape of least loss at a compute in FLOPs; the source is `none` outside the budgets."""
+        if (
+            not math.log(self.budgets[0]) - NEAR_END
+            <= math.log(flops)
+            <= math.log(self.budgets[-1]) + NEAR_END
+        ):
+            low, high = scientific(self.budgets[0]), scientific(self.budgets[-1])
+            reason = f"the budgets of compute measured reach from {low} to {high} FLOPs"
+            return ComputeShape(flops, None, None, None, (None, None), "none", "", reason, True)
+        found = self.reading.at(flops)
+        if found is None:
+            reason = "no two depths have a least loss inside their sizes there"
+            return ComputeShape(flops, None, None, None, (None, None), "none", "", reason)
+        if better := self._better(flops, found):
+            reason = (
+                f"{layers(better.depth)} have a loss of {digits(better.loss, 5)} with {human(better.params)} "
+                f"parameters at {scientific(better.flops)} FLOPs, below the least one of any other depth, but no least "
+                "loss inside their sizes"
+            )
+            return ComputeShape(flops, None, None, None, (None, None), "none", "", reason)
+        step, sizes = self.reading.width_step, {size.depth: size for size in self.sizes}
+        others = tuple(
+            DepthAtCompute(
+                shape.depth,
+                buildable_width(width_of(sizes[shape.depth].params(flops), shape.depth), step),
+                sizes[shape.depth].params(flops),
+                sizes[shape.depth].tokens(flops),
+                shape.excess,
+            )
+            for shape in sorted(found.shapes, key=lambda shape: (shape.excess, shape.depth))
+            if shape.depth != found.depth
+        )
+        missing = listed([layers(depth) for depth in found.missing]) if found.missing else ""
+        best = sizes[found.depth]
+        return ComputeShape(
+            flops,
+            found.depth,
+            best.params(flops),
+            best.tokens(flops),
+            found.depth_interval,
+            "measured",
+            "the lowest loss at this compute",
+            f"{missing} have no least loss inside their sizes there" if missing else None,
+            loss=found.loss,
+            near=found.near,
+            others=others,
+            width_step=step,
+        )
+
+    def _better(self, flops: float, found: AtSize) -> LowestLoss | None:
+        """A loss at a budget next to this compute below that of the best depth, of a depth without a minimum."""
+        low = max((one for one in self.budgets if one <= flops * math.exp(NEAR_END)), default=flops)
+        high = min((one for one in self.budgets if one >= flops * math.exp(-NEAR_END)), default=flops)
+        measured = {shape.depth for shape in found.shapes}
+        for one in self.lowest:
+            if low <= one.flops <= high and one.depth not in measured:
+                there = self.reading.at(one.flops)
+                if there is not None and one.loss < there.loss:
+                    return one
+        return None
+
+    @property
+    def best(self) -> tuple[ComputeShape, ...]:
+        """The shape of least loss at every budget with one."""
+        return tuple(shape for shape in map(self.at, self.budgets) if shape.depth is not None)
+
+
+def compute_answer(study: Study) -> ComputeAnswer | None:
+    """The answer at equal compute of a study with several budgets of compute; None of any other."""
+    if study.comparison.tokens.rule not in RULES:
+        return None
+    table = compute_minima(study.runs.used)
+    if table is None:
+        return None
+    found = estimates_of(table.rows, level=study.crossings.level)
+    crossings = found.crossings.items
+    reading = read_curves(table.rows, found.curves, crossings, found.crossings.quantile)
+    budgets = sorted({float(compute) for compute in table.rows["params"]})
+    reasons = tuple(f"{layers(depth)}: {reason}" for (depth, _), reason in table.left_out.items())
+    lowest = tuple(LowestLoss(*key, *value) for key, value in table.lowest.items())
+    reading = replace(reading, width_step=width_step(study.runs.used))
+    return ComputeAnswer(tuple(budgets), crossings, reading, table.sizes, table.sd, reasons, lowest)

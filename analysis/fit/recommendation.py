@@ -1,0 +1,152 @@
+"""The shape that a fit recommends for a size, and what a depth loses there."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.errors import InputError
+from analysis.law.near_optimal import WITHIN, Within, nats_of
+from analysis.law.shape import NearOptimal, Shape
+from analysis.numbers import digits, human, layers, listed
+
+if TYPE_CHECKING:
+    # A recommendation from a published law loads no numerical library.
+    from analysis.fit.document import Fit
+    from analysis.law.reading import AtSize
+
+
+@dataclass(frozen=True)
+class NamedFit:
+    """A fit, and its name in messages: the path of its file, or the title of an answer."""
+
+    name: str
+    fit: "Fit"
+
+
+def named_fit(fit: Path | NamedFit) -> NamedFit:
+    """Return a fit, read by `read_fit` if it is a file."""
+    return NamedFit(str(fit), read_fit(fit)) if isinstance(fit, Path) else fit
+
+
+def read_fit(path: Path) -> "Fit":
+    """Read a fit file; InputError if it is missing, no JSON, or no fit."""
+    from analysis.fit.document import Fit
+
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"The fit file {path} cannot be read: {error}. `interplay run SPEC` writes one to "
+            "results/NAME/fit.json, `interplay fit RUNS --out FILE` any other."
+        ) from error
+    try:
+        return Fit.from_json(document)
+    except InputError as error:
+        raise InputError(f"{path} cannot be used. {error}") from error
+
+
+def shapes_by(named: NamedFit, params: Sequence[float], within: Within = WITHIN) -> list[Shape]:
+    """`recommended` of each N; InputError if the fit has no answer for any."""
+    result = named.fit
+    chosen = [recommended(result, value, within) for value in params]
+    if all(shape.source == "none" for shape in chosen):
+        sizes = result.reading.params
+        inside = f" It has measured sizes from {sizes[0]:,.0f} to {sizes[-1]:,.0f} only." if sizes else ""
+        more = "add depths, budgets or seeds to the study"
+        if not result.tokens.comparable:
+            more = "train the depths of each size on equal tokens"
+        raise InputError(
+            f"The fit in {named.name} has no answer at N = {', '.join(f'{value:g}' for value in params)}: "
+            f"{chosen[0].reason}.{inside} Use --law levine2020 or liu2026 for a published law, or {more}."
+        )
+    return chosen
+
+
+def recommended(result: "Fit", params: float, within: Within = WITHIN) -> Shape:
+    """The shape at N by a fit: the first row of this table that applies.
+
+    | N | `source` | depth | interval |
+    |---|---|---|---|
+    | two depths are measured, none is missing | `measured` | lowest loss | to the next excluded depths |
+    | inside the sizes, a depth that may be best is missing | `law` | least expected loss | of the laws |
+    | inside the sizes, no law decides | `measured` | lowest loss there or at the nearest size | as above |
+    | within a factor of `REACH` of the sizes, at most `within` is lost | `law` | least expected loss | of the laws |
+    | the same, but more may be lost | `band` | none | of the laws |
+    | elsewhere | `none` | none | none |
+
+    A size is measured or missing as `analysis.law.reading` says, and the laws are those of `analysis.law.decision`. A
+    depth above its width is never recommended by a law.
+    """
+    at, reading = result.reading.at(params), result.reading
+    nats = nats_of(within, at.loss if at else result.gap_laws.loss)
+    if at is None or at.missing:
+        shape = result.predict(params, nats)
+        low, high = result.sizes or (math.inf, -math.inf)
+        if low * (1 - 1e-9) <= params <= high * (1 + 1e-9) and shape.source != "law":
+            decided = result.predict(params, math.inf)
+            if decided.source == "law":
+                assert decided.near_optimal is not None
+                more = f"more than the {digits(nats)} of --within"
+                shape = replace(decided, near_optimal=replace(decided.near_optimal, within=nats), reason=more)
+            else:
+                sizes = reading.params
+                at = at or reading.at(
+                    min(sizes, key=lambda size: abs(math.log(size / params)), default=params)
+                )
+                shape = shape if at is None else _measured(at, params, nats)
+        at = None if shape.source != "measured" else at
+    else:
+        shape = _measured(at, params, nats)
+    return replace(shape, law=result.tokens.qualified(shape.law), width_step=reading.width_step)
+
+
+def _measured(at: "AtSize", params: float, within: float) -> Shape:
+    """The best of the measured depths of a size, which is that of N or the nearest to it."""
+    there = [shape.depth for shape in at.within(within)]
+    rule, reason = "the lowest loss at this size", None
+    if at.missing:
+        depths = listed([layers(depth) for depth in at.missing])
+        rule, reason = (
+            "the lowest loss of the depths measured at this size",
+            f"{depths} are not measured there",
+        )
+    elif not math.isclose(at.params, params):
+        rule = f"the lowest loss at {human(at.params)}, the nearest size with two depths"
+    return Shape(
+        params=params,
+        depth_exact=at.depth,
+        depth_interval=at.depth_interval,
+        level=None,
+        source="measured",
+        law=rule,
+        reason=reason,
+        measured=at,
+        near_optimal=NearOptimal(within, (there[0], there[-1]), 0.0, "the curves there"),
+    )
+
+
+def losses_by(
+    result: "Fit", params: float, depth: float | None, within: Within = WITHIN
+) -> NearOptimal | None:
+    """The depths that lose next to nothing at N by a fit, and what `depth` loses; None where neither is known."""
+    at = result.reading.at(params)
+    nats = nats_of(within, at.loss if at else result.gap_laws.loss)
+    decision = (
+        None
+        if result.predict(params, math.inf).source != "law"
+        else result.gap_laws.decide(params, result.level)
+    )
+    if at is not None and not at.missing:
+        there = [shape.depth for shape in at.within(nats)]
+        lost = next((shape.excess for shape in at.shapes if shape.depth == depth), None)
+        near = NearOptimal(nats, (there[0], there[-1]), lost, "the curves there")
+        if lost is not None or depth is None or decision is None:
+            return near
+    if decision is None:
+        return None
+    from analysis.law.prediction import lost_by
+
+    return lost_by(decision, decision.depth if depth is None else depth, nats)

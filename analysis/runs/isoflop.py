@@ -1,0 +1,205 @@
+"""Reduce a table of several budgets of compute (isoFLOP) to the best size of each depth at each budget.
+
+At one compute C the loss of a depth is nearly a parabola in ln N (Hoffmann et al. 2022, approach 2): small models have
+many tokens, large ones few. Its minimum gives the best size and the least loss of the depth at C. These losses are
+compared at equal C as other tables are at equal N: with C in the column `params`, curves and crossings are those in C.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.numbers import counted, scientific
+from analysis.runs.columns import TOKEN_GROUP, numeric
+from analysis.runs.learning_rates import choose_rates
+
+#: Column of the training FLOPs of a run, and the factors of 6·N·tokens between which it is taken as such.
+FLOPS, LEAST_FLOPS, MOST_FLOPS = "flops", 0.3, 30.0
+#: Relative difference of compute up to which runs have one budget.
+SAME_COMPUTE = 0.10
+#: Sizes farther from that of the lowest loss, as a factor, are not used: the loss is a parabola near its minimum only.
+NEAR_MINIMUM = 4.5
+#: Fewest sizes with which the fitted parabola gets a third power: the loss is steeper towards small models.
+CUBIC_SIZES = 5
+#: Fewest sizes of a depth at one budget for a parabola, and fewest budgets and depths for a comparison.
+LEAST_SIZES, LEAST_BUDGETS, LEAST_DEPTHS = 3, 2, 2
+
+
+@dataclass(frozen=True)
+class BestSize:
+    """The best size of a depth at a compute C in FLOPs, and the training tokens that it leaves.
+
+    Attributes:
+        level, slope: ln N = level + slope·ln C.
+        per_token: (a, b), with a + b/sqrt(N) the FLOPs per parameter and token, C / (N·tokens): (6, 0) without a column
+            of FLOPs. Those of attention and of the vocabulary grow with the width, as sqrt(N).
+    """
+
+    depth: int
+    level: float
+    slope: float
+    per_token: tuple[float, float]
+
+    def params(self, compute: float) -> float:
+        """N of least loss."""
+        return math.exp(self.level + self.slope * math.log(compute))
+
+    def tokens(self, compute: float) -> float:
+        """Training tokens that the compute allows at this N."""
+        params, (fixed, by_width) = self.params(compute), self.per_token
+        return compute / (fixed * params + by_width * math.sqrt(params))
+
+
+@dataclass(frozen=True)
+class ComputeTable:
+    """The best sizes of a table of several budgets of compute.
+
+    Attributes:
+        rows: one row per depth, budget and seed: `depth`, `params` (the compute C in FLOPs, in place of N), `n_best` (N
+            of the minimum), `seed`, and `loss` (nats per token there).
+        left_out: (depth, C) of the minima that there are not, each with its reason.
+        lowest: (N, loss) of the lowest mean loss there, which a minimum would not exceed.
+        sizes: of the depths with a minimum.
+        sd: of ln N of one minimum about `BestSize.params`.
+    """
+
+    rows: pd.DataFrame
+    left_out: dict[tuple[int, float], str]
+    lowest: dict[tuple[int, float], tuple[float, float]]
+    sizes: tuple[BestSize, ...]
+    sd: float
+
+
+def compute_minima(used: pd.DataFrame) -> ComputeTable | None:
+    """Find the minimum of the loss over N for each compute, depth and seed.
+
+    A run's compute is its column `flops`, else 6·N·tokens. A shape that was trained at several learning rates has the
+    loss that `choose_rates` gives it.
+
+    Args:
+        used: usable rows of a run table (columns depth, width, params, seed, lr, tokens, loss; any flops).
+
+    Returns:
+        None if the table is no isoFLOP table: fewer than two budgets with three sizes each of two depths.
+    """
+    known = used[np.isfinite(used["tokens"]) & (used["tokens"] > 0)]
+    if known.empty:
+        return None
+    compute = _compute_of(known)
+    log = np.log(compute)
+    place = np.unique(log)
+    starts = place[np.r_[True, np.diff(place) > math.log1p(SAME_COMPUTE)]]
+    budget = np.searchsorted(starts, log, side="right") - 1
+    frame = known.assign(compute=compute, **{TOKEN_GROUP: budget})
+    if (
+        frame.groupby(TOKEN_GROUP)["compute"].agg(lambda part: part.max() / part.min()).max()
+        > 1 + SAME_COMPUTE
+    ):
+        return None
+    frame["compute"] = frame.groupby(TOKEN_GROUP)["compute"].transform("median")
+    sizes = frame.groupby(["compute", "depth"])["params"].nunique()
+    several = sizes[sizes >= LEAST_SIZES].groupby("compute").size()
+    if (several >= LEAST_DEPTHS).sum() < LEAST_BUDGETS:
+        return None
+    key = ["depth", "params", TOKEN_GROUP, "seed", "lr"]
+    frame = frame.sort_values([*key, "loss"], kind="stable")
+    frame["loss"] = frame.groupby(key, dropna=False)["loss"].transform("mean")
+    frame = choose_rates(frame[~frame.duplicated(key)]).rows
+    left_out: dict[tuple[int, float], str] = {}
+    lowest: dict[tuple[int, float], tuple[float, float]] = {}
+    rows = []
+    for _, part in frame.groupby(["depth", "compute"]):
+        depth, flops = int(part["depth"].iloc[0]), float(part["compute"].iloc[0])
+        found = _minima(part)
+        if isinstance(found, str):
+            left_out[depth, flops] = f"{found} at {scientific(flops)} FLOPs"
+            means = part.groupby("params")["loss"].mean()
+            lowest[depth, flops] = float(means.index[int(means.argmin())]), float(means.min())
+            continue
+        rows += [
+            {"depth": depth, "params": flops, "n_best": size, "seed": seed, "loss": loss}
+            for seed, size, loss in found
+        ]
+    if not rows:
+        return None
+    table = pd.DataFrame(rows)
+    slope, levels, sd = _lines(table)
+    sizes = tuple(
+        BestSize(depth, level, slope, _per_token(frame[frame["depth"] == depth]))
+        for depth, level in levels.items()
+    )
+    return ComputeTable(table, left_out, lowest, sizes, sd)
+
+
+def _compute_of(rows: pd.DataFrame) -> npt.NDArray[np.float64]:
+    """Training FLOPs of every row."""
+    plain = (6 * rows["params"] * rows["tokens"]).to_numpy(dtype=float)
+    if FLOPS not in rows:
+        return plain
+    own = numeric(rows[FLOPS]).to_numpy(dtype=float)
+    # A column of this name may also have FLOPs per token or per second.
+    return own if np.all((own > LEAST_FLOPS * plain) & (own < MOST_FLOPS * plain)) else plain
+
+
+def _per_token(rows: pd.DataFrame) -> tuple[float, float]:
+    """See `BestSize.per_token`, of the rows of one depth."""
+    params = rows["params"].to_numpy(dtype=float)
+    each = rows["compute"].to_numpy() / (params * rows["tokens"].to_numpy(dtype=float))
+    if np.ptp(each) <= SAME_COMPUTE * each.min():
+        return float(np.median(each)), 0.0
+    design = np.column_stack([np.ones_like(params), 1 / np.sqrt(params)])
+    fixed, by_width = np.linalg.lstsq(design, each)[0].tolist()
+    return fixed, by_width
+
+
+def _minima(part: pd.DataFrame) -> list[tuple[int, float, float]] | str:
+    """(seed, N, loss) of the minimum of each seed of a depth at one compute, or why there is none.
+
+    The curvature is common to the seeds, because that of few sizes is known badly, and so is the third power. Without
+    it sizes that are not centred on the minimum bias the loss there, by up to a mnat between two depths. A minimum
+    outside the sizes is none.
+    """
+    x, loss = np.log(part["params"].to_numpy(dtype=float)), part["loss"].to_numpy(dtype=float)
+    seeds, member, count = np.unique(part["seed"], return_inverse=True, return_counts=True)
+    full = count >= LEAST_SIZES
+    if not full.any():
+        return f"{counted(int(count.max()), 'size')}, and a minimum needs {LEAST_SIZES},"
+    kept = full[member]
+    x, loss, member = x[kept], loss[kept], np.unique(member[kept], return_inverse=True)[1]
+    sizes, of_size = np.unique(x, return_inverse=True)
+    lowest = sizes[np.argmin(np.bincount(of_size, weights=loss) / np.bincount(of_size))]
+    near = np.abs(x - lowest) <= math.log(NEAR_MINIMUM)
+    if np.bincount(member[near], minlength=full.sum()).min() >= LEAST_SIZES:
+        x, loss, member = x[near], loss[near], member[near]
+    centre = x.mean()
+    powers = [2, 3] if len(np.unique(x)) >= CUBIC_SIZES else [2]
+    of_seed = np.eye(int(full.sum()))[member]
+    design = np.column_stack(
+        [of_seed, of_seed * (x - centre)[:, None], *((x - centre) ** power for power in powers)]
+    )
+    fitted = np.linalg.lstsq(design, loss)[0]
+    levels, slopes = np.split(fitted[: -len(powers)], 2)
+    curvature, skew = (*fitted[-len(powers) :].tolist(), 0.0)[:2]
+    minima = []
+    for seed, level, slope in zip(seeds[full], levels.tolist(), slopes.tolist(), strict=True):
+        root = curvature + math.sqrt(max(curvature**2 - 3 * skew * slope, 0.0))
+        place = -slope / root if root > 0 else math.inf
+        if not x.min() - centre <= place <= x.max() - centre or curvature**2 < 3 * skew * slope:
+            return "the least loss is at an end of the sizes"
+        value = level + slope * place + curvature * place**2 + skew * place**3
+        minima.append((seed, math.exp(centre + place), value))
+    return minima
+
+
+def _lines(table: pd.DataFrame) -> tuple[float, dict[int, float], float]:
+    """Slope, levels by depth, and standard deviation of the straight lines of ln N against ln C."""
+    depths, member = np.unique(table["depth"], return_inverse=True)
+    x, y = np.log(table["params"].to_numpy()), np.log(table["n_best"].to_numpy())
+    design = np.column_stack([np.eye(len(depths))[member], x])
+    fitted = np.linalg.lstsq(design, y)[0]
+    residual = y - design @ fitted
+    sd = math.sqrt(float(residual @ residual) / max(len(y) - design.shape[1], 1))
+    return float(fitted[-1]), dict(zip(map(int, depths), map(float, fitted[:-1]), strict=True)), sd

@@ -1,0 +1,167 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from analysis.audit.recommend import recommend_at_compute, recommend_one
+from analysis.errors import InputError
+from analysis.fit.answer import COMPUTES, compute_sentences, use_sentence
+from analysis.fit.compute import compute_answer
+from analysis.fit.document import Fit, fit
+from analysis.fit.recommendation import NamedFit
+from analysis.fit.sentences import findings
+from analysis.fit.study import study_of
+from analysis.law.reading import Reading
+from analysis.law.shape import buildable_width
+from analysis.numbers import scientific
+from analysis.report.tables import compute_table
+from analysis.runs.table import RunTable
+from tests.isoflop import DEPTHS, crossing_compute, isoflop_table, least_loss
+from tests.simulated_study import Truth, shapes_of, simulate
+
+
+def runs_of(seeds, key=0):
+    return RunTable.from_frame(isoflop_table(seeds, key, budgets=7, least=1e15))
+
+
+@pytest.fixture(scope="module")
+def found():
+    return fit(runs_of(1))
+
+
+@pytest.mark.parametrize("key", range(3))
+def test_crossings_are_those_in_compute(key):
+    found = compute_answer(study_of(runs_of(2, key)))
+    for item in found.crossings:
+        low, high = item.params_interval
+        assert (low or 0) < crossing_compute(item.shallow, item.deep) < (high or math.inf)
+    assert any(item.status == "bracketed" for item in found.crossings)
+    assert found.budgets == pytest.approx([1e15 * 5**step for step in range(7)])
+
+
+def test_the_answer_at_a_compute_is_the_depth_of_least_loss_and_the_costs_are_true(found):
+    for flops in (5e15, 2e17, 8e18):
+        best = found.compute.at(flops)
+        truth = {depth: least_loss(flops, depth) for depth in DEPTHS}
+        least = min(value for _, value in truth.values())
+        assert truth[best.depth][1] - least < 0.003
+        assert best.depth in best.near
+        assert (best.source, best.extrapolated, best.reason) == ("measured", False, None)
+        low, high = best.depth_interval
+        assert (low or 0) <= best.depth <= (high or math.inf)
+        assert {best.depth, *(other.depth for other in best.others)} == set(DEPTHS)
+        assert [other.excess for other in best.others] == sorted(other.excess for other in best.others)
+        for shape in (best, *best.others):
+            log_size, expected = truth[shape.depth]
+            assert getattr(shape, "excess", 0) == pytest.approx(expected - truth[best.depth][1], abs=0.008)
+            assert math.log(shape.params) == pytest.approx(log_size, abs=0.35)
+            assert 6 * shape.params * shape.tokens == pytest.approx(flops)
+            assert shape.width == buildable_width(math.sqrt(shape.params / (12 * shape.depth)), 8)
+
+
+def test_outside_the_budgets_there_is_no_depth(found):
+    for flops in (1e12, 1e22):
+        shape = found.compute.at(flops)
+        assert (shape.depth, shape.width, shape.source, shape.extrapolated) == (None, None, "none", True)
+        assert scientific(found.compute.budgets[-1]) in shape.reason
+        with pytest.raises(InputError, match="add a budget of compute"):
+            recommend_at_compute(NamedFit("iso", found), None, [flops])
+    _, shapes = recommend_at_compute(NamedFit("iso", found), None, ["1e18", "1e22"])
+    assert [shape.depth is None for shape in shapes] == [False, True]
+
+
+def test_a_file_answers_as_the_data_did(found):
+    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    again = Fit.from_json(document)
+    assert again.compute == found.compute
+    assert again.compute.at(3e17) == found.compute.at(3e17)
+    assert findings(again)[:2] == findings(found)[:2]
+
+
+def test_the_sentences_at_equal_compute_come_first_and_agree_with_the_table(found):
+    shape, use = compute_sentences(found.compute, found.level)
+    assert findings(found)[:2] == [shape, use]
+    best = found.compute.best[-1]
+    assert f"{best.depth} layers × {best.width} wide" in shape
+    for item in found.compute.reading.ranges[:-1]:
+        assert scientific(item.high) in use
+    assert "FLOPs" in use
+    assert "parameters" not in use
+    table = compute_table(found)
+    assert [row["FLOPs"] for row in table.records()] == [scientific(item) for item in found.compute.budgets]
+    assert table.records()[-1]["best depth"] == str(best.depth)
+    assert "no law in the width" in table.note
+
+
+def test_the_words_of_a_reading_are_those_of_its_axis():
+    reading = Reading((1e16, 1e18), (2, 4), ((2.0, 2.1), (2.0, 2.1)), ((2, 4), (2, 4)), ((), ()))
+    assert use_sentence(reading, 0.95, COMPUTES).startswith(
+        "At every compute measured (1e16–1e18 FLOPs) use 2 layers"
+    )
+
+
+def test_other_tables_have_no_answer_at_a_compute():
+    truth = Truth(2.5, 0.3, (1, 2, 4))
+    frame = simulate(truth, shapes_of(truth.depths, np.geomspace(500, 6e5, 5)), 1, np.random.default_rng(0))
+    for tokens in (1e9, frame["width"] ** 2 * frame["depth"] * 240.0):
+        plain = fit(RunTable.from_frame(frame.assign(tokens=tokens)))
+        assert plain.compute is None
+        assert compute_table(plain) is None
+        with pytest.raises(InputError, match="isoFLOP"):
+            recommend_at_compute(NamedFit("plain", plain), None, [1e18])
+
+
+def test_budgets_with_few_minima_leave_the_others_with_their_reasons():
+    frame = isoflop_table(noise=0)
+    # At the smallest budget the minimum of all depths but one is beyond the sizes.
+    cut = (frame["flops"] == frame["flops"].min()) & (frame["params"] > 8e6) & (frame["depth"] > 2)
+    found = compute_answer(study_of(RunTable.from_frame(frame[~cut])))
+    assert len(found.left_out) == 3
+    assert found.at(found.budgets[0]).depth is None
+    assert found.at(found.budgets[1]).depth is not None
+    assert len(found.best) == len(found.budgets) - 1
+
+
+def test_a_depth_without_a_minimum_that_has_a_lower_loss_leaves_no_answer():
+    frame = isoflop_table(noise=0, least=1e18)
+    flops = frame["flops"].max()
+    # The sizes of the best depth end below its minimum, but its loss there is the lowest of all.
+    last = (frame["flops"] == flops) & (frame["depth"] == 16)
+    least = math.exp(least_loss(flops, 16)[0])
+    answer = fit(RunTable.from_frame(frame[~last | (frame["params"] < least)]))
+    found = answer.compute
+    assert [(one.depth, one.flops) for one in found.lowest] == [(16, pytest.approx(flops))]
+    refused = found.at(flops)
+    assert (refused.depth, refused.source) == (None, "none")
+    assert "16 layers" in refused.reason
+    assert found.at(found.budgets[-2]).depth == 16
+    assert findings(answer)[0].startswith(found.best[-1].sentence)
+    assert refused.sentence in findings(answer)
+    assert Fit.from_json(json.loads(json.dumps(answer.to_json()))).compute.at(flops) == refused
+
+
+def test_one_question_has_one_size_or_one_compute(found):
+    named = NamedFit("iso", found)
+    assert recommend_one(named, None, None, 1e17) == found.compute.at(1e17)
+    for params, flops in ((1e7, 1e17), (None, None)):
+        with pytest.raises(InputError, match="not both"):
+            recommend_one(named, None, params, flops)
+    with pytest.raises(InputError, match="within"):
+        recommend_one(named, None, None, 1e17, 0.01)
+    for wrong in ("many", -1, math.nan, math.inf):
+        with pytest.raises(InputError, match="FLOPs"):
+            recommend_one(named, None, None, wrong)
+
+
+def test_published_laws_with_tokens_answer_at_a_compute():
+    source, (shape,) = recommend_at_compute(None, None, [1e20])
+    assert recommend_at_compute(None, "liu2026", [1e20]) == (source, [shape])
+    assert (shape.source, shape.depth) == ("published", 25)
+    for law, flops, match in (
+        ("levine2020", 1e20, "liu2026"),
+        ("log3", 1e20, "liu2026"),
+        (None, 1e28, "1e21"),
+    ):
+        with pytest.raises(InputError, match=match):
+            recommend_at_compute(None, law, [flops])

@@ -62,6 +62,8 @@ def test_a_reader_who_is_told_the_best_depth_loses_nothing(monkeypatch):
     assert float(row_of([found])[0]) == pytest.approx(500 * np.mean(gaps), abs=0.006)
 
 
+#: Studies of each world, as on the page.
+STUDIES = 20
 #: Worlds of four depths with an irreducible term.
 LADDERS = (
     "1 seed",
@@ -81,7 +83,7 @@ def scored(name, studies):
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_reader_of_an_answer_loses_little(name):
     """In 20 studies of each world before the answer was read off the posterior: 2.2 to 21 millinats by the sentence."""
-    studies = [study.paid for study in scored(name, 10)]
+    studies = [study.paid for study in scored(name, STUDIES)]
     sentence, best, recommended = (
         1000 * np.mean([value for study in studies for value in getattr(study, kind)])
         for kind in reader.Paid._fields
@@ -95,12 +97,12 @@ def test_the_reader_of_an_answer_loses_little(name):
 @pytest.mark.extended
 @pytest.mark.parametrize("at", range(len(reader.FACTORS)))
 def test_a_shape_beyond_the_data_loses_at_most_its_bound(at):
-    items = [study.ahead[at] for name in WORLDS for study in scored(name, 10)]
+    items = [study.ahead[at] for name in WORLDS for study in scored(name, STUDIES)]
     stated = [item for item in items if item.bounded is not None]
     assert np.mean([item.bounded for item in stated]) >= 0.92
     assert np.mean([item.inside for item in stated]) >= 0.9
     assert np.mean([item.lost for item in stated]) < np.mean([item.baseline for item in stated]) / 2
-    ladders = [study.ahead[at] for name in LADDERS for study in scored(name, 10)]
+    ladders = [study.ahead[at] for name in LADDERS for study in scored(name, STUDIES)]
     assert np.mean([item.answered for item in ladders]) >= 0.5
 
 

@@ -103,6 +103,11 @@ def listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
+def listed_layers(depths: Sequence[int]) -> str:
+    """`1 layer`, `2 and 4 layers`."""
+    return listed([*map(str, depths[:-1]), layers(depths[-1])])
+
+
 def first_few(parts: Sequence[str], separator: str = ", ") -> str:
     """The first five parts, and dots for the others."""
     return separator.join(parts[:5]) + (" ..." if len(parts) > 5 else "")

@@ -258,26 +258,22 @@ def _sizes(sizes: Sequence[float | str]) -> list[float]:
             "Give the sizes, in non-embedding parameters: interplay recommend 1e9 7e9; or a budget of FLOPs: interplay "
             "recommend --flops 1e20"
         )
-    params = [_number(size) for size in sizes]
+    params = [_number(size, "size; write it as 1e9, or 7B") for size in sizes]
     for value in params:
         check_size(value)
     return params
 
 
-def _number(size: float | str) -> float:
+def _number(value: float | str, what: str) -> float:
+    """A number, or a text such as 7B; `what` ends the sentence that refuses any other."""
     try:
-        params = parse_number(size) if isinstance(size, str) else float(size)
+        return parse_number(value) if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
-        raise InputError(f"{size!r} is no size; write it as 1e9, or 7B.") from None
-    check_size(params)
-    return params
+        raise InputError(f"{value!r} is no {what}.") from None
 
 
 def _compute(flops: float | str) -> float:
-    try:
-        value = parse_number(flops) if isinstance(flops, str) else float(flops)
-    except (TypeError, ValueError):
-        raise InputError(f"{flops!r} is no number of FLOPs; write it as --flops 1e20.") from None
+    value = _number(flops, "number of FLOPs; write it as --flops 1e20")
     if not 0 < value < math.inf:
         raise InputError(f"The compute is {value:g} FLOPs; give a positive number, as --flops 1e20.")
     return value

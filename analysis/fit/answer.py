@@ -9,7 +9,18 @@ from analysis.fit.compute import ComputeAnswer
 from analysis.intervals import Interval
 from analysis.law.reading import AtSize, Range, Reading
 from analysis.law.shape import MOST_SHAPES, buildable_width, near_words
-from analysis.numbers import counted, digits, human, human_range, layers, listed, percent, scientific, span
+from analysis.numbers import (
+    counted,
+    digits,
+    human,
+    human_range,
+    layers,
+    listed,
+    listed_layers,
+    percent,
+    scientific,
+    span,
+)
 from analysis.runs.tokens import TokenRule
 
 #: Depths between which the runs do not decide; with more of them at all sizes there is no answer.
@@ -109,8 +120,9 @@ def _depths(item: Range, tried: Sequence[int], axis: Axis) -> str:
     if first:
         notes.append("the runs do not decide")
     if item.rivals:
-        named = listed([*map(str, item.rivals[:-1]), layers(item.rivals[-1])])
-        notes.append(f"{named} {_are(item.rivals)} not excluded{' either' if first else ''}")
+        notes.append(
+            f"{listed_layers(item.rivals)} {_are(item.rivals)} not excluded{' either' if first else ''}"
+        )
     if depths[-1] == tried[-1]:
         text = text if first or item.rivals else f"at least {text}"
         notes.append(f"{tried[-1]} was the deepest tried")

@@ -60,18 +60,18 @@ class ComputeAnswer:
         ):
             low, high = scientific(self.budgets[0]), scientific(self.budgets[-1])
             reason = f"the budgets of compute measured reach from {low} to {high} FLOPs"
-            return ComputeShape(flops, None, None, None, (None, None), "none", "", reason, True)
+            return _nothing(flops, reason, outside=True)
         found = self.reading.at(flops)
         if found is None:
             reason = "no two depths have a least loss inside their sizes there"
-            return ComputeShape(flops, None, None, None, (None, None), "none", "", reason)
+            return _nothing(flops, reason)
         if better := self._better(flops, found):
             reason = (
                 f"{layers(better.depth)} have a loss of {digits(better.loss, 5)} with {human(better.params)} "
                 f"parameters at {scientific(better.flops)} FLOPs, below the least one of any other depth, but no least "
                 "loss inside their sizes"
             )
-            return ComputeShape(flops, None, None, None, (None, None), "none", "", reason)
+            return _nothing(flops, reason)
         step, sizes = self.reading.width_step, {size.depth: size for size in self.sizes}
         others = tuple(
             DepthAtCompute(
@@ -117,6 +117,11 @@ class ComputeAnswer:
     def best(self) -> tuple[ComputeShape, ...]:
         """The shape of least loss at every budget with one."""
         return tuple(shape for shape in map(self.at, self.budgets) if shape.depth is not None)
+
+
+def _nothing(flops: float, reason: str, *, outside: bool = False) -> ComputeShape:
+    """The answer at a compute where there is none."""
+    return ComputeShape(flops, None, None, None, (None, None), "none", "", reason, outside)
 
 
 def compute_answer(study: Study) -> ComputeAnswer | None:

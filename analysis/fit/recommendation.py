@@ -97,7 +97,6 @@ def recommended(result: "Fit", params: float, within: Within = WITHIN) -> Shape:
                     min(sizes, key=lambda size: abs(math.log(size / params)), default=params)
                 )
                 shape = shape if at is None else _measured(at, params, nats)
-        at = None if shape.source != "measured" else at
     else:
         shape = _measured(at, params, nats)
     return replace(shape, law=result.tokens.qualified(shape.law), width_step=reading.width_step)
@@ -105,7 +104,6 @@ def recommended(result: "Fit", params: float, within: Within = WITHIN) -> Shape:
 
 def _measured(at: "AtSize", params: float, within: float) -> Shape:
     """The best of the measured depths of a size, which is that of N or the nearest to it."""
-    there = [shape.depth for shape in at.within(within)]
     rule, reason = "the lowest loss at this size", None
     if at.missing:
         depths = listed([layers(depth) for depth in at.missing])
@@ -124,8 +122,14 @@ def _measured(at: "AtSize", params: float, within: float) -> Shape:
         law=rule,
         reason=reason,
         measured=at,
-        near_optimal=NearOptimal(within, (there[0], there[-1]), 0.0, "the curves there"),
+        near_optimal=_near(at, within, 0.0),
     )
+
+
+def _near(at: "AtSize", within: float, lost: float | None) -> NearOptimal:
+    """The measured depths of a size that lose next to nothing, and what the depth in question loses."""
+    there = at.within(within)
+    return NearOptimal(within, (there[0].depth, there[-1].depth), lost, "the curves there")
 
 
 def losses_by(
@@ -134,19 +138,15 @@ def losses_by(
     """The depths that lose next to nothing at N by a fit, and what `depth` loses; None where neither is known."""
     at = result.reading.at(params)
     nats = nats_of(within, at.loss if at else result.gap_laws.loss)
-    decision = (
-        None
-        if result.predict(params, math.inf).source != "law"
-        else result.gap_laws.decide(params, result.level)
-    )
+    near = None
     if at is not None and not at.missing:
-        there = [shape.depth for shape in at.within(nats)]
         lost = next((shape.excess for shape in at.shapes if shape.depth == depth), None)
-        near = NearOptimal(nats, (there[0], there[-1]), lost, "the curves there")
-        if lost is not None or depth is None or decision is None:
+        near = _near(at, nats, lost)
+        if lost is not None or depth is None:
             return near
-    if decision is None:
-        return None
+    decision = result.gap_laws.decide(params, result.level)
+    if decision is None or result.predict(params, math.inf).source != "law":
+        return near
     from analysis.law.prediction import lost_by
 
     return lost_by(decision, decision.depth if depth is None else depth, nats)

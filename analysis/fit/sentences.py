@@ -18,7 +18,7 @@ from analysis.law.near_optimal import WITHIN
 from analysis.law.prediction import LAWS_WORDS
 from analysis.law.shape import REACH
 from analysis.law.threshold import TWO_POINTS
-from analysis.numbers import counted, digits, ends, human, human_range, layers, listed, percent
+from analysis.numbers import counted, digits, ends, human, human_range, layers, listed, listed_layers, percent
 
 #: Share of used rows from which on the first line does not count the others.
 MOSTLY = 0.8
@@ -330,9 +330,11 @@ def next_steps(fit: Fit) -> list[str]:
     check = fit.learning_rate
     last = fit.reading.ranges[-1] if fit.reading.ranges else None
     if last and last.missing:
-        names = listed([*map(str, last.missing[:-1]), layers(last.missing[-1])])
-        sizes = f"train {names} at the sizes above {human(last.high)} too, where they may be the best"
-        return [f"Next: {sizes}.", *([check.sentence] if check and not check.checked else [])]
+        train = f"train {listed_layers(last.missing)} at the sizes above {human(last.high)} too"
+        return [
+            f"Next: {train}, where they may be the best.",
+            *([check.sentence] if check and not check.checked else []),
+        ]
     steps = [fit.next_depth, check if check and not check.checked else None]
     return [step.sentence for step in steps if step]
 

@@ -168,11 +168,9 @@ class GapLaws:
         low, high = self.params_range or (1.0, 1.0)
         rows = [row for law in self.laws for row in law.draws]
         whole = all(len({len(row) for row in law.draws}) <= 1 for law in self.laws)
-        if not (0 < low <= high < math.inf and all(depth > 0 for depth in self.depths) and whole):
-            raise ValueError("the gap_laws do not fit together")
-        if rows and (
-            self.params_range is None or not np.isfinite([value for row in rows for value in row]).all()
-        ):
+        ordered = 0 < low <= high < math.inf and all(depth > 0 for depth in self.depths)
+        finite = np.isfinite([value for row in rows for value in row]).all()
+        if not (ordered and whole and finite) or (rows and self.params_range is None):
             raise ValueError("the gap_laws do not fit together")
 
     @cached_property

@@ -62,7 +62,7 @@ COLLINEAR = 1e-4
 
 
 @dataclass(frozen=True)
-class SurfacePoints:
+class GapPoints:
     """The shapes of a study for the fits here, in any order.
 
     Attributes:
@@ -77,11 +77,11 @@ class SurfacePoints:
     covariance: Floats | None = None
     noise_dof: float = math.inf
 
-    def ordered(self) -> "SurfacePoints":
+    def ordered(self) -> "GapPoints":
         """The same points by size, depth and loss, so that no result depends on the order of the rows."""
         order = np.lexsort((self.loss, self.depth, self.x))
         covariance = None if self.covariance is None else self.covariance[np.ix_(order, order)]
-        return SurfacePoints(self.depth[order], self.x[order], self.loss[order], covariance, self.noise_dof)
+        return GapPoints(self.depth[order], self.x[order], self.loss[order], covariance, self.noise_dof)
 
     @cached_property
     def whitener(self) -> Floats:
@@ -107,7 +107,7 @@ class SurfacePoints:
         return None
 
 
-def points_of(means: ShapeMeans, misfit_sd: float | Floats = 0.0) -> SurfacePoints:
+def points_of(means: ShapeMeans, misfit_sd: float | Floats = 0.0) -> GapPoints:
     """The shapes of a study; of very many, neighbours in ln N are averaged as for the curves.
 
     Args:
@@ -117,12 +117,10 @@ def points_of(means: ShapeMeans, misfit_sd: float | Floats = 0.0) -> SurfacePoin
     points = posterior.points_of(means, np.asarray(misfit_sd) ** 2)
     covariance = points.shared @ points.shared.T + np.diag(points.own) if points.known else None
     depth = np.array(means.depths, dtype=float)[points.rank]
-    return SurfacePoints(
-        depth, points.x, points.loss, covariance, means.noise.dof if points.known else math.inf
-    )
+    return GapPoints(depth, points.x, points.loss, covariance, means.noise.dof if points.known else math.inf)
 
 
-def fit_gap_laws(points: SurfacePoints) -> GapLaws:
+def fit_gap_laws(points: GapPoints) -> GapLaws:
     """Fit every law of the gap to the points of a study; the result does not depend on their order."""
     depths = tuple(int(depth) for depth in np.unique(points.depth))
     ends = float(points.x.min()), float(points.x.max())
@@ -163,14 +161,14 @@ class _Problem(NamedTuple):
         frame: of the laws.
     """
 
-    points: SurfacePoints
+    points: GapPoints
     project: Floats
     target: Floats
     spare: int
     frame: Frame
 
     @staticmethod
-    def of(points: SurfacePoints, frame: Frame) -> "_Problem":
+    def of(points: GapPoints, frame: Frame) -> "_Problem":
         if points.covariance is not None:
             covariance = points.covariance + np.eye(len(points.x)) * (INSIDE * FORM_ERROR) ** 2
             points = replace(points, covariance=covariance)
@@ -321,7 +319,7 @@ def _ends(values: Floats, frame: Frame) -> tuple[Floats, Floats]:
     return values[:, 0] - values[:, 1] * (frame.high - frame.low), values[:, 0]
 
 
-def _box(form: GapForm, points: SurfacePoints) -> Floats:
+def _box(form: GapForm, points: GapPoints) -> Floats:
     """(4, 2): both ends of each axis of the first grid."""
     if form == "additive":
         low, high = np.log(EXPONENTS)

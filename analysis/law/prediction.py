@@ -2,8 +2,8 @@
 
 The losses are flat about the best depth, so a depth that loses next to nothing can be named where the best depth itself
 is known within a factor of two only. A depth is stated if, by the laws that the data do not reject, it loses at most
-`within` nats per token against the best one at the level of the fit. Else `Shape.depth` is None, `Shape.reason` has the
-depth of least expected loss, what it can lose, and the run that would tell most.
+`within` nats per token against the best one at the level of the fit. Else `Shape.depth` is None, and `Shape.reason` has
+the depth of least expected loss and what it can lose.
 """
 
 from collections.abc import Sequence

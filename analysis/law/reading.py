@@ -28,7 +28,7 @@ import pandas as pd
 from analysis.curves.budgets import budgets, width_step
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
-from analysis.intervals import Interval, interval_of, width_of
+from analysis.intervals import Interval, ends_of, params_of, width_of
 from analysis.law.crossings import LEAST_SIZES, NEAR_END, Crossing
 
 #: Depths, first and last place.
@@ -271,9 +271,7 @@ class Reading:
             if ends == (-math.inf, math.inf)
             else min(ends[1], x[places[-1]]) - max(ends[0], x[places[0]])
         )
-        interval = interval_of(*ends)
-        low_end, high_end = (None if end is None else math.exp(end) for end in interval)
-        return math.exp(border), length, (low_end, high_end)
+        return math.exp(border), length, (params_of(ends[0]), params_of(ends[1]))
 
 
 def _ends(places: list[int]) -> tuple[int, int]:
@@ -314,7 +312,7 @@ def read_curves(
     losses = np.array([np.interp(x, curves.grid, line) for line in curves.values])
     out = np.zeros(inside.shape, dtype=bool)
     if math.isfinite(quantile):
-        out = _excluded(curves, crossings, quantile, x, inside, losses, sizes)
+        out = _excluded(curves, crossings, quantile, x, inside, sizes)
     best = np.where(inside, losses, np.inf).argmin(axis=0)
     near = [
         tuple(
@@ -334,7 +332,7 @@ def read_curves(
             for rank, depth in enumerate(depths)
             if len(sizes[depth]) > 1
             and not inside[rank, at]
-            and _may_win(rank, int(best[at]), float(x[at]), reach[depth], x, inside[rank], out[rank])
+            and _may_win(rank, int(best[at]), float(x[at]), reach[depth], inside[rank], out[rank])
         )
         for at in range(len(x))
     ]
@@ -404,7 +402,6 @@ def _excluded(
     quantile: float,
     x: Floats,
     inside: Booleans,
-    losses: Floats,
     sizes: dict[int, Floats],
 ) -> Booleans:
     """(depths, places): whether another depth is significantly better."""
@@ -441,15 +438,12 @@ def _excluded(
 
 def _within(item: Crossing, x: Floats) -> Booleans:
     """Whether each place lies in the interval of a crossing; its ends belong to it."""
-    low, high = item.params_interval or (None, None)
-    return np.asarray(
-        (x >= (-math.inf if low is None else math.log(low) - 1e-8))
-        & (x <= (math.inf if high is None else math.log(high) + 1e-8))
-    )
+    low, high = ends_of(item.params_interval)
+    return np.asarray((np.exp(x) >= low * (1 - 1e-8)) & (np.exp(x) <= high * (1 + 1e-8)))
 
 
 def _may_win(
-    rank: int, best: int, place: float, reach: Sequence[float], x: Floats, inside: Booleans, out: Booleans
+    rank: int, best: int, place: float, reach: Sequence[float], inside: Booleans, out: Booleans
 ) -> bool:
     """Whether a depth without a size at a place may be the best there, see the module."""
     low, high = min(reach), max(reach)

@@ -10,7 +10,7 @@ import pytest
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
 from analysis.law.decision import FORM_ERROR, FORMS, Decision, GapLaws, deciding_run
-from analysis.law.gap_fit import DRAWS, SurfacePoints, fit_gap_laws
+from analysis.law.gap_fit import DRAWS, GapPoints, fit_gap_laws
 
 LOW, HIGH = math.log(3e6), math.log(5e8)
 SD = 0.003
@@ -43,7 +43,7 @@ def points(law, depths=(2, 4, 8, 16), sizes=7, sd=SD, seed=0, known=True):
     depth = np.repeat(np.array(depths, dtype=float), sizes)
     loss = law(x, np.log(depth)) + np.random.default_rng(seed).normal(0, 1, len(x)) * sd
     covariance = np.eye(len(x)) * max(sd, 1e-9) ** 2 if known else None
-    return SurfacePoints(depth, x, loss, covariance, 20.0 if known else math.inf)
+    return GapPoints(depth, x, loss, covariance, 20.0 if known else math.inf)
 
 
 def true_losses(law, params):
@@ -126,14 +126,14 @@ def test_too_few_depths_or_sizes_are_insufficient(depths, sizes, word):
 def test_depth_and_size_that_move_together_are_insufficient():
     x = np.linspace(LOW, HIGH, 12)
     depth = np.exp(np.linspace(0, 3, 12))
-    found = fit_gap_laws(SurfacePoints(depth, x, ladder(x, np.log(depth))))
+    found = fit_gap_laws(GapPoints(depth, x, ladder(x, np.log(depth))))
     assert "move together" in found.reason
 
 
 def test_the_order_of_the_rows_does_not_matter(fitted):
     data = points(ladder)
     order = np.random.default_rng(1).permutation(len(data.loss))
-    shuffled = SurfacePoints(
+    shuffled = GapPoints(
         data.depth[order],
         data.x[order],
         data.loss[order],

@@ -59,7 +59,7 @@ class PlainTrainer:
     """AdamW, clipping to one, linear warm-up and cosine to zero: what a careful person writes in thirty lines."""
 
     def __init__(
-        self, model: PlainGPT2, lr: float, steps: int, warmup: int, weight_decay: float = 0.01
+        self, model: nn.Module, lr: float, steps: int, warmup: int, weight_decay: float = 0.01
     ) -> None:
         self.model, self.lr, self.steps, self.warmup, self.step_number = model, lr, steps, warmup, 0
         matrices = [p for p in model.parameters() if p.ndim >= 2]

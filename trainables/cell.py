@@ -25,6 +25,8 @@ DROPOUT_CELL_VERSION = 2
 BF16_CELL_VERSION = 3
 
 Precision = Literal["fp32", "bf16"]
+#: Base of the wavelengths of rotary positions in Su et al. 2021 (arXiv 2104.09864) and Llama.
+ROPE_THETA = 10_000.0
 Residual = Literal["pre", "sqrt", "linear", "scaled_norm", "post", "admin"]
 
 
@@ -39,13 +41,55 @@ class Shape(Frozen):
 
     depth: int = Field(ge=1, description="layers L")
     width: int = Field(ge=1, description="width d of the residual stream")
-    heads: int = Field(ge=1, description="attention heads H of a layer; must divide the width")
+    heads: int = Field(
+        ge=1, description="attention heads H of a layer; must divide the width without `head_dim`"
+    )
+    kv_heads: int | None = Field(
+        default=None, ge=1, description="heads of keys and values, if fewer than `heads`; must divide them"
+    )
+    head_dim: int | None = Field(
+        default=None, ge=1, description="width of a head, if not `width` over `heads`"
+    )
+    d_ff: int | None = Field(
+        default=None,
+        ge=1,
+        description="inner width of the feed-forward network, if not that which the family derives",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_implied(cls, values: Any) -> Any:
+        # Equal models have one key, whether or not a value that follows from the others was written.
+        if not isinstance(values, Mapping):
+            return values
+        width, heads, head_dim = (values.get(name) for name in ("width", "heads", "head_dim"))
+        implied = {"kv_heads"} if values.get("kv_heads") == heads else set()
+        if isinstance(heads, int) and isinstance(head_dim, int) and heads * head_dim == width:
+            implied.add("head_dim")
+        return {name: value for name, value in values.items() if name not in implied}
 
     @model_validator(mode="after")
-    def _heads_divide_width(self) -> Self:
-        if self.width % self.heads:
+    def _heads_fit(self) -> Self:
+        if self.head_dim is None and self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by {self.heads} heads")
+        if self.heads % self.key_value_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty_options(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialise(self)
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head, d_h."""
+        return self.head_dim or self.width // self.heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values; tensor-parallel ranks divide these."""
+        return self.kv_heads or self.heads
 
     @property
     def budget_params(self) -> int:
@@ -93,8 +137,20 @@ class RecipeFields(BaseModel):
     )
     network: str = Field(
         default="gpt2",
-        description="model family (`trainables.model.families`): gpt2, or analysed: attention alone, without softmax, "
-        "ReLU or norm",
+        description="model family (`trainables.model.families`): gpt2; llama: rotary positions, RMSNorm, a gated "
+        "feed-forward network, no biases; qwen3: llama with norms of queries and keys; analysed: attention alone, "
+        "without softmax, ReLU or norm",
+    )
+    embeddings: Literal["tied", "untied"] = Field(
+        default="tied",
+        description="tied: the head is the embedding; untied: it has a matrix of its own (llama, qwen3)",
+    )
+    rope_theta: float = Field(
+        default=ROPE_THETA,
+        # Below 1 later pairs rotate faster than the first, and near 0 their angles overflow.
+        ge=1,
+        le=1e12,
+        description="base of the rotary positions' wavelengths (llama, qwen3)",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the activations")
     deepspeed: Annotated[dict[str, Any], AfterValidator(check_names)] = Field(
@@ -142,6 +198,7 @@ class Recipe(Frozen, RecipeFields):
         values: dict[str, Any] = serialise(self)
         unused = {"deepspeed": not self.deepspeed, "residual": self.residual == "pre"}
         unused |= {"network": self.network == "gpt2", "parametrisation": self.parametrisation == "sp"}
+        unused |= {"embeddings": self.embeddings == "tied", "rope_theta": self.rope_theta == ROPE_THETA}
         unused["base"] = unused["parametrisation"]
         return {key: value for key, value in values.items() if not unused.get(key)}
 

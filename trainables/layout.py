@@ -77,14 +77,8 @@ class Layout(Frozen):
 
     def check(self, shape: Shape, recipe: Recipe) -> None:
         """Raise an InputError if a cell cannot be trained in this layout."""
-        if shape.heads % self.tensor_parallel:
-            finer = shape.width % 64 == 0 and shape.width // 64 > shape.heads
-            more = "`frontier.head_dim: 64`" if finer else "a smaller `frontier.head_dim`"
-            raise InputError(
-                f"tensor_parallel {self.tensor_parallel} does not divide the {shape.heads} heads of depth "
-                f"{shape.depth}, width {shape.width}. Use a divisor of {shape.heads}, or in a spec `auto`, or "
-                f"`{{min_width: {{{self.tensor_parallel}: WIDTH}}}}`, or more heads ({more} in place of `heads`)."
-            )
+        if shape.key_value_heads % self.tensor_parallel:
+            self._refuse_degree(shape)
         if recipe.batch % self.data_parallel:
             raise InputError(
                 f"data_parallel {self.data_parallel} does not divide the batch of {recipe.batch} sequences. Use a "
@@ -108,6 +102,21 @@ class Layout(Frozen):
                 f"{self.tensor_parallel}, ZeRO stage {self.zero}). Use tensor_parallel 1 and stage 0, with "
                 "data_parallel for more ranks, or `optimizer: adamw`."
             )
+
+    def _refuse_degree(self, shape: Shape) -> None:
+        degree, heads = self.tensor_parallel, shape.key_value_heads
+        kind = "heads" if shape.kv_heads is None else "key-value heads"
+        finer = shape.width % 64 == 0 and shape.width // 64 > shape.heads
+        more = "`frontier.head_dim: 64`" if finer else "a smaller `frontier.head_dim`"
+        more = (
+            f"more heads ({more} in place of `heads`)"
+            if shape.kv_heads is None
+            else "a larger `frontier.kv_heads`"
+        )
+        raise InputError(
+            f"tensor_parallel {degree} does not divide the {heads} {kind} of depth {shape.depth}, width {shape.width}. "
+            f"Use a divisor of {heads}, or in a spec `auto`, or `{{min_width: {{{degree}: WIDTH}}}}`, or {more}."
+        )
 
 
 def default_zero(recipe: Recipe, ranks: int) -> ZeroStage:

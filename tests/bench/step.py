@@ -1,10 +1,17 @@
-"""Step time of our trainer over a minimal hand-written GPT-2 loop: same shape, data, optimizer, one thread."""
+"""Step time of our trainer over plain loops in torch: same shape, data, optimizer, one thread.
+
+Of two shapes of GPT-2 over a minimal hand-written model; of the quickstart's largest shapes and each family over
+HuggingFace's own class.
+"""
 
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import transformers
+from torch import nn
 
 from tests.bench.figure import Figure
 from tests.plain_gpt2 import PlainGPT2, PlainTrainer
@@ -14,24 +21,42 @@ from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import batch
 from trainables.data.store.open import open_store
 from trainables.model.build import build_model
+from trainables.model.family import family
 from trainables.train.loop import train
 
 #: Depth, width, sequences, tokens of a sequence, steps of a round, rounds, and the ratio that must not be exceeded.
 CASES = ((4, 128, 32, 128, 8, 7, 1.15), (2, 32, 16, 64, 200, 9, 1.5))
 
 
+#: The same for the quickstart at 28 thousand parameters, with heads of an even width, as rotary positions need.
+QUICKSTART = tuple((depth, width, 64, 32, 60, 5, 1.3) for depth, width in ((1, 48), (2, 36), (4, 24)))
+FAMILIES = ("gpt2", "llama", "qwen3")
+
+
 def measure(folder: Path) -> list[Figure]:
-    """Return a figure a case: milliseconds of a step of both, and the median over rounds of their ratio."""
-    return [_case(folder, *case) for case in CASES]
+    """Return a figure per case: milliseconds of a step of both, and the median over rounds of their ratio."""
+    hand_written = [_case(folder, "gpt2", _hand_written, *case) for case in CASES]
+    return hand_written + [
+        _case(folder, name, _huggingface, *case) for name in FAMILIES for case in QUICKSTART
+    ]
 
 
 def _case(
-    folder: Path, depth: int, width: int, sequences: int, context: int, steps: int, rounds: int, limit: float
+    folder: Path,
+    network: str,
+    rival: Callable[[Cell, int], nn.Module],
+    depth: int,
+    width: int,
+    sequences: int,
+    context: int,
+    steps: int,
+    rounds: int,
+    limit: float,
 ) -> Figure:
     data = HierarchyData(sequences=steps * sequences, validation_sequences=sequences)
     cell = Cell(
         shape=Shape(depth=depth, width=width, heads=2),
-        recipe=Recipe(steps=steps, batch=sequences, context=context),
+        recipe=Recipe(steps=steps, batch=sequences, context=context, network=network),
         data=data,
         data_key=data_key(data, context),
         lr=0.003,
@@ -44,25 +69,55 @@ def _case(
         # A validation set of one batch is a third of a step, and both loops are timed without it.
         points = [p for p in result.points if p.step > steps // 4]
         ours.append(statistics.median(sequences * context / p.tokens_per_second for p in points))
-        plain.append(_plain_step(cell, folder))
+        plain.append(_plain_step(cell, folder, rival))
     ratios = [a / b for a, b in zip(ours, plain, strict=True)]
     return Figure(
-        what=f"step time, L={depth} d={width}, batch {sequences}x{context}",
+        what=f"step time of {network}, L={depth} d={width}, batch {sequences}x{context}",
         value=statistics.median(ratios),
         unit="ratio",
         limit=limit,
         ours=f"{1000 * statistics.median(ours):.2f} ms",
-        rival=f"{1000 * statistics.median(plain):.2f} ms (hand-written GPT-2 in plain torch)",
+        rival=f"{1000 * statistics.median(plain):.2f} ms ({rival.__doc__} in plain torch)",
     )
 
 
-def _plain_step(cell: Cell, folder: Path) -> float:
-    """Median seconds of a step of the hand-written loop, fed the very same batches."""
-    recipe, shape = cell.recipe, cell.shape
+def _hand_written(cell: Cell, vocabulary: int) -> nn.Module:
+    """hand-written GPT-2"""
+    shape, recipe = cell.shape, cell.recipe
+    model = PlainGPT2(shape.depth, shape.width, shape.heads, vocabulary, recipe.context)
+    model.copy_from(build_model(shape, recipe, vocabulary, cell.seed))
+    return model
+
+
+class _Logits(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(tokens).logits
+        return logits
+
+
+def _huggingface(cell: Cell, vocabulary: int) -> nn.Module:
+    """HuggingFace's class"""
+    shape, recipe = cell.shape, cell.recipe
+    state = build_model(shape, recipe, vocabulary, cell.seed).state_dict()
+    config, weights = family(recipe.network).exported(state, shape, recipe, vocabulary)
+    config._attn_implementation = "sdpa"
+    model = getattr(transformers, config.architectures[0])(config)
+    model.load_state_dict(weights, strict=False)
+    model.tie_weights()
+    return _Logits(model.train())
+
+
+def _plain_step(cell: Cell, folder: Path, rival: Callable[[Cell, int], nn.Module]) -> float:
+    """Median seconds of a step of the plain loop, fed the very same batches."""
+    recipe = cell.recipe
     store = open_store(cell.data, context=recipe.context, root=folder, key=cell.data_key)
-    model = PlainGPT2(shape.depth, shape.width, shape.heads, store.vocabulary, recipe.context)
-    model.copy_from(build_model(shape, recipe, store.vocabulary, cell.seed))
-    trainer = PlainTrainer(model, cell.lr, recipe.steps, round(recipe.warmup * recipe.steps))
+    trainer = PlainTrainer(
+        rival(cell, store.vocabulary), cell.lr, recipe.steps, round(recipe.warmup * recipe.steps)
+    )
     window = max(1, recipe.steps // 60)
     seconds = []
     while trainer.step_number < recipe.steps:

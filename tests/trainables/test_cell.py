@@ -37,6 +37,7 @@ CHANGES = [
             {"weight_decay": 0.0}, {"warmup": 0.2}, {"min_lr_ratio": 0.1}, {"grad_clip": 0.0}, {"precision": "bf16"},
             {"init": "gpt2"}, {"dropout": 0.1}, {"deepspeed": {"zero_optimization": {"overlap_comm": True}}},
             {"optimizer": "muon"}, {"residual": "admin"}, {"network": "analysed"},
+            {"embeddings": "untied"}, {"rope_theta": 100.0},
             {"parametrisation": "completep"}, {"parametrisation": "mup", "base": Base(width=32)},
         )
     ),
@@ -110,6 +111,29 @@ def test_a_shape_counts_the_papers_parameters_and_refuses_odd_heads():
     assert Shape(depth=96, width=12288, heads=96).budget_params == 12 * 96 * 12288**2
     with pytest.raises(ValidationError, match="width 15 is not divisible by 2 heads"):
         Shape(depth=1, width=15, heads=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "implied"),
+    [({"kv_heads": 4}, {}), ({"head_dim": 12}, {}), ({"kv_heads": 2, "head_dim": 12}, {"kv_heads": 2})],
+)
+def test_values_of_a_shape_that_follow_from_the_others_do_not_change_the_key(given, implied):
+    plain = {"depth": 2, "width": 48, "heads": 4}
+    assert Shape(**plain, **given) == Shape(**plain, **implied)
+    assert Shape(**plain, **given).model_dump() == {**plain, **implied}
+
+
+@pytest.mark.parametrize("option", [{"kv_heads": 2}, {"head_dim": 16}, {"d_ff": 100}])
+def test_each_option_of_a_shape_changes_the_key(option):
+    plain = {"depth": 2, "width": 48, "heads": 4}
+    assert cell(shape=Shape(**plain, **option)).key != cell(shape=Shape(**plain)).key
+
+
+def test_heads_of_their_own_width_leave_that_of_the_model_free_and_key_value_heads_divide_the_heads():
+    shape = Shape(depth=1, width=50, heads=4, head_dim=16, kv_heads=2)
+    assert (shape.head_width, shape.key_value_heads, shape.budget_params) == (16, 2, 30_000)
+    with pytest.raises(ValidationError, match="4 heads cannot share 3 key-value heads"):
+        Shape(depth=1, width=48, heads=4, kv_heads=3)
 
 
 def test_a_cell_cannot_be_changed_and_takes_no_unknown_keys():

@@ -75,6 +75,8 @@ KINDS = [
     *({"parametrisation": kind} for kind in ("sp", "completep")),
     *({"residual": kind} for kind in ("scaled_norm", "post", "admin")),
     {"network": "analysed"},
+    {"network": "llama"},
+    {"network": "qwen3", "embeddings": "untied"},
 ]
 
 

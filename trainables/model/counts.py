@@ -81,10 +81,10 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
       symbol, of `CHUNK_LOGITS` at most. With a sharded vocabulary DeepSpeed's loss keeps other three of all, and with
       bf16 the logits themselves: 14.
     - Backward begins with all activations (`kept_activations`) and the gradient of the head's weights, which are those
-      of the embedding, and adds the gradients inside a layer, 2·d fp32 values and 4·d/tensor_parallel values per token,
-      and with activation checkpointing the layer's own activations.
+      of a tied embedding, and adds the gradients inside a layer, 2·d fp32 values per token and those that the family
+      counts (4·d/tensor_parallel in GPT-2), and with activation checkpointing the layer's own activations.
     - Embedding: backward ends with the gradients of the other weights, and three times that of the embedding: the
-      head's, the lookup's and their sum. A bucket does not hold it yet.
+      head's, the lookup's and their sum (once if it is untied). A bucket does not hold it yet.
     - Reduction: the gradients, the bucket they are copied to and the reduced copy; stage 0 copies all.
     - Step: ZeRO holds its gradients twice: as reduced, and flat.
 
@@ -105,7 +105,7 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
 
     tokens = layout.sequences(recipe) * recipe.context
     kept = kept_activations(shape, recipe, layout)
-    inside = tokens * (4 * value * shape.width // degree + 2 * 4 * shape.width)
+    inside = tokens * (value * model_family.gradients_inside(shape, layout) + 2 * 4 * shape.width)
     if model_family.keeps_scores:
         inside += tokens * value * recipe.context * shape.heads // degree
     if layout.activation_checkpointing:
@@ -116,8 +116,12 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
 
     accumulated = 4 * (whole if zero < 2 else part) if zero == 3 or layout.pieces(recipe) > 1 else 0
     embedding = 4 * symbols * shape.width
-    bucket_before_embedding = 4 * min(BUCKET, whole - symbols * shape.width) if zero > 1 else 0
-    others = accumulated or (4 * whole - embedding if zero < 2 else 0)
+    # An untied embedding is whole on each rank, and its gradient is that of the lookup alone.
+    untied = recipe.embeddings == "untied"
+    copies = 1 if untied else 3
+    looked_up = 4 * (vocabulary if untied else symbols) * shape.width
+    bucket_before_embedding = 4 * min(BUCKET, whole - looked_up // 4) if zero > 1 else 0
+    others = accumulated or (4 * whole - looked_up if zero < 2 else 0)
     buckets = bucket if zero == 2 else gathered
     if zero == 0:
         reduction = (4 * whole, 4 * min(whole, FLAT_GRADIENTS) if groups > 1 else 0)
@@ -132,7 +136,12 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     moments: list[tuple[Moment, int, int, int]] = [
         ("forward", accumulated, buckets, cast + kept + head),
         ("backward", accumulated + embedding, buckets, cast + kept + inside),
-        ("embedding", others + 3 * embedding, bucket_before_embedding + max(gathered - bucket, 0), 0),
+        (
+            "embedding",
+            others + copies * looked_up,
+            bucket_before_embedding + max(gathered - bucket, 0),
+            0,
+        ),
         ("step", step, gathered, 0),
         ("reduction", reduction[0], reduction[1] + buckets, 0),
     ]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from trainables.cell import Recipe, Residual, Shape
+from trainables.cell import ROPE_THETA, Recipe, Residual, Shape
 from trainables.errors import InputError, did_you_mean
 from trainables.layout import Layout
 
@@ -20,22 +20,37 @@ if TYPE_CHECKING:
 
 #: Bytes of a value that a layer computes. In bf16 too, weights, gradients and the residual stream take 4.
 VALUE_BYTES = {"fp32": 4, "bf16": 2}
+#: Largest relative difference of a layer's weights from 12·d² that is rounding: that of a gated network's inner width
+#: is 1.0 % at d = 8.
+ROUNDED = 0.015
+
+
+#: Optional fields of a shape and a recipe, and their keys in a spec. A family refuses what its `options` do not list.
+OPTIONAL = {
+    "kv_heads": "`frontier.kv_heads`",
+    "head_dim": "`frontier.head_dim` beside `frontier.heads`",
+    "d_ff": "`frontier.d_ff`",
+    "embeddings": "`training.embeddings: untied`",
+    "rope_theta": "`training.rope_theta`",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Exact parameter counts of a model with tied embeddings, by where they are."""
+    """Exact parameter counts of a model, by where they are."""
 
     embedding: int
     position: int
     """Learned position vectors: T·d in GPT-2, 0 with rotary positions."""
     non_embedding: int
     """All blocks and the final norm; the paper's N = 12·L·d² leaves out biases and norms."""
+    head: int = 0
+    """The matrix of a head that is not the embedding."""
 
     @property
     def total(self) -> int:
         """Equal to `model.num_parameters()`."""
-        return self.embedding + self.position + self.non_embedding
+        return self.embedding + self.position + self.non_embedding + self.head
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +80,9 @@ class Flops:
 class Role:
     """The role of a parameter, on which parametrisation and initialisation depend."""
 
-    kind: Literal["embedding", "hidden", "branch_output", "norm", "final_norm"]
-    """`branch_output` is the last linear layer of a residual branch."""
+    kind: Literal["embedding", "hidden", "branch_output", "norm", "head_norm", "final_norm"]
+    """`branch_output` is the last linear layer of a residual branch, `embedding` also an untied head, `norm` the norm
+    before a branch, `head_norm` a norm of queries or keys."""
     is_matrix: bool
     layer: int | None = None
     """Index of the block from 0; None outside the blocks."""
@@ -99,6 +115,8 @@ class ModelFamily(ABC):
 
     name: ClassVar[str]
     """The value of `training.network`."""
+    title: ClassVar[str]
+    """The family's name for people."""
     diagnostics: ClassVar[frozenset[str]] = frozenset()
     """Diagnostics that support its blocks (`trainables.diagnostics`)."""
     embedding_std: ClassVar[float] = 0.02
@@ -110,12 +128,30 @@ class ModelFamily(ABC):
     residuals: ClassVar[frozenset[Residual]] = frozenset({"pre", "sqrt", "linear", "scaled_norm"})
     """Values of `training.residual` that it can train; these four only scale weights by their role."""
 
+    options: ClassVar[frozenset[str]] = frozenset()
+    """Fields of `OPTIONAL` that it can build."""
+    is_rotary: ClassVar[bool] = False
+    """Whether positions are rotations of pairs of a head's values, so that heads have an even width."""
+
     def check(self, recipe: Recipe) -> None:
         """Raise a ValueError if the family cannot train a recipe."""
+        self._check_options(recipe)
         if recipe.residual not in self.residuals:
             allowed = ", ".join(sorted(self.residuals))
             raise ValueError(
                 f"`network: {self.name}` has no `residual: {recipe.residual}`; allowed: {allowed}"
+            )
+
+    def check_shape(self, shape: Shape, recipe: Recipe) -> None:
+        """Raise a ValueError if the family has no model of a shape."""
+        self._check_options(shape)
+
+    def _check_options(self, values: Shape | Recipe) -> None:
+        # A field at its default is absent from the dump.
+        for name in sorted((values.model_dump().keys() & OPTIONAL.keys()) - self.options):
+            raise ValueError(
+                f"`network: {self.name}` has no {OPTIONAL[name]}; take it out, or choose "
+                f"{' or '.join(f'`network: {other}`' for other in _families_with(name))}"
             )
 
     def residual(self, recipe: Recipe) -> Residual:
@@ -146,6 +182,10 @@ class ModelFamily(ABC):
     def layer_activations(self, shape: Shape, recipe: Recipe, layout: Layout) -> int:
         """Count the bytes per token that backward needs of a layer on a rank; the stream between layers is fp32."""
 
+    def gradients_inside(self, shape: Shape, layout: Layout) -> int:
+        """Count the values per token of the largest gradients inside a layer on a rank during its backward pass."""
+        return 4 * shape.width // layout.tensor_parallel
+
     @abstractmethod
     def role(self, name: str) -> Role:
         """Return the role of a parameter, by its name in the model."""
@@ -163,6 +203,21 @@ class ModelFamily(ABC):
     def parts(self, model: Any, recipe: Recipe) -> Parts:
         """Return a model in parts, for the family's `diagnostics`."""
         raise NotImplementedError(f"`network: {self.name}` has no diagnostics")
+
+    def layer_weights(self, shape: Shape, recipe: Recipe) -> float:
+        """Return the weights of a layer's matrices over d²: 12 where N = 12·L·d² counts them all."""
+        return self.flops(shape, recipe, 1).matrices / (2 * shape.depth * shape.width**2)
+
+    def describe(self, shapes: Iterable[Shape], recipe: Recipe) -> str:
+        """Return the trained model in words, with the weights that N = 12·L·d² does not count or does not have."""
+        base = "" if recipe.rope_theta == ROPE_THETA else f", rotary base {recipe.rope_theta:g}"
+        text = f"{self.title}, {recipe.embeddings} embeddings{base}"
+        weights = sorted(self.layer_weights(shape, recipe) for shape in shapes)
+        if max(abs(count / 12 - 1) for count in (weights[0], weights[-1])) <= ROUNDED:
+            return text
+        least, most = (f"{count:.1f}" for count in (weights[0], weights[-1]))
+        span = least if least == most else f"{least} to {most}"
+        return f"{text}; a layer has {span}·d² weights, N = 12·L·d² counts 12·d²"
 
     def is_huggingface(self, recipe: Recipe) -> bool:
         """Whether HuggingFace has a class for the trained model, so that it can be exported."""
@@ -200,3 +255,8 @@ def family(name: str) -> ModelFamily:
             )
         importlib.import_module(f"trainables.model.families.{name}")
     return _REGISTERED[name]()
+
+
+def _families_with(option: str) -> list[str]:
+    """Return the names of the families that have an option."""
+    return [name for name in family_names() if option in family(name).options]

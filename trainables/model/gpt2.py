@@ -14,8 +14,6 @@ from trainables.cell import Recipe, Shape
 from trainables.model.chunked_loss import ChunkedLoss
 from trainables.model.parametrisation import attention_ratio
 
-#: Tied to the embedding, so HuggingFace's files omit it.
-TIED_HEAD = "lm_head.weight"
 #: torch's attention under a name for which HuggingFace builds no mask. For its own name `sdpa` it looks for packed
 #: sequences in every forward pass, which waits for the device; the attention itself is causal without a mask.
 ATTENTION = "interplay_sdpa"
@@ -88,27 +86,6 @@ def fold_attention(
             queries, others = value.tensor_split([len(value) // 3])
             folded[name] = torch.cat([queries * ratio, others])
     return folded
-
-
-def as_conv1d(state: Mapping[str, torch.Tensor], config: GPT2Config) -> dict[str, torch.Tensor]:
-    """Convert weights to those of HuggingFace's `GPT2LMHeadModel` on the CPU; a RuntimeError if they are not all of it.
-
-    Linear weights [out, in] become Conv1D's [in, out]; the tied head is omitted, as in HuggingFace's files.
-    """
-    with torch.device("meta"), no_init_weights():
-        model = GPT2LMHeadModel(config)
-    transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
-    wanted = {name: value.shape for name, value in model.state_dict().items() if name != TIED_HEAD}
-    tensors = {
-        name: (value.t() if name in transposed else value).detach().cpu().contiguous()
-        for name, value in state.items()
-        if name != TIED_HEAD
-    }
-    found = {name: value.shape for name, value in tensors.items()}
-    if found != wanted:
-        wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-        raise RuntimeError(f"the weights are not those of the whole model: {', '.join(wrong[:3])} differ")
-    return tensors
 
 
 class GPT2Parts:

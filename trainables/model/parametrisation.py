@@ -58,7 +58,7 @@ def attention_ratio(shape: Shape, recipe: Recipe) -> float:
     """Return sqrt(d_h0 / d_h), the factor of attention scores besides 1/sqrt(d_h), so that they scale as 1/d_h."""
     if recipe.parametrisation == "sp":
         return 1.0
-    return math.sqrt(recipe.base.head_width * shape.heads / shape.width)
+    return math.sqrt(recipe.base.head_width * shape.heads / (shape.heads * shape.head_width))
 
 
 def scale(name: str, shape: Shape, recipe: Recipe) -> Scale:

@@ -1,4 +1,5 @@
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -33,9 +34,9 @@ STEPS = 10
 STOPPED = 6
 
 
-def cell(seed=0, **recipe):
+def cell(seed=0, shape=Shape(depth=2, width=16, heads=2), **recipe):
     return Cell(
-        shape=Shape(depth=2, width=16, heads=2),
+        shape=shape,
         recipe=Recipe(**{"steps": STEPS, "batch": 8, "context": CONTEXT, **recipe}),
         data=DATA,
         data_key=data_key(DATA, CONTEXT),
@@ -123,6 +124,8 @@ ONE = [
     (Layout(), {"precision": "bf16"}),
     (Layout(micro_batch=4), {"dropout": 0.1}),
     (Layout(), {"optimizer": "muon"}),
+    (Layout(), {"network": "llama"}),
+    (Layout(), {"network": "qwen3", "embeddings": "untied"}),
 ]
 GANGS = [
     *((Layout(tensor_parallel=2, zero=zero), {}) for zero in (0, 1, 2, 3)),
@@ -133,6 +136,10 @@ GANGS = [
             tensor_parallel=2, zero=1, activation_checkpointing=True, micro_batch=4, shard_vocabulary=True
         ),
         {"dropout": 0.1},
+    ),
+    (
+        Layout(tensor_parallel=2, zero=1, micro_batch=4, shard_vocabulary=True),
+        {"network": "qwen3", "embeddings": "untied"},
     ),
 ]
 
@@ -247,6 +254,33 @@ def test_a_cell_that_rounds_to_bf16_goes_on_in_another_layout(ranks, root, tmp_p
 def test_a_cell_goes_on_at_another_degree(ranks, root, tmp_path, move):
     assert_moved(ranks, cell(weight_decay=0.3), root, move, tmp_path / "c", 1e-5)
     assert not list((tmp_path / "c").glob("universal-*"))
+
+
+#: The families that DeepSpeed shards by HuggingFace's plan, and an untied head, which is whole or shared by itself.
+FAMILY_MOVES = [
+    pytest.param(
+        recipe,
+        move,
+        id=f"{recipe['network']}-{between(move)}",
+        marks=pytest.mark.slow if n == 0 else pytest.mark.extended,
+    )
+    for n, (recipe, move) in enumerate(
+        itertools.product(
+            ({"network": "qwen3", "embeddings": "untied"}, {"network": "llama"}),
+            (
+                (Layout(**TP2, zero=1, shard_vocabulary=True), Layout()),
+                (Layout(), Layout(**TP2, zero=1, shard_vocabulary=True)),
+                (Layout(**DP2, zero=3), Layout()),
+            ),
+        )
+    )
+]
+
+
+@pytest.mark.parametrize(("recipe", "move"), FAMILY_MOVES)
+def test_cells_of_other_families_go_on_at_another_degree(ranks, root, tmp_path, recipe, move):
+    shape = Shape(depth=2, width=16, heads=4, kv_heads=2)
+    assert_moved(ranks, cell(shape=shape, weight_decay=0.3, **recipe), root, move, tmp_path / "c", 1e-5)
 
 
 @pytest.mark.extended

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from study.plan.plan import make_plan
 from study.spec.study import parse_spec
 from tests.study.small import SMALL
-from trainables.cell import Base, Cell, Recipe, Shape
+from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.errors import InputError
@@ -20,7 +20,7 @@ from trainables.model.build import build_model
 from trainables.model.chunked_loss import ChunkedLoss
 from trainables.model.counts import memory
 from trainables.model.family import Flops, ModelFamily, Parameters, Role, family, family_names
-from trainables.model.parametrisation import attention_ratio, param_groups
+from trainables.model.parametrisation import attention_ratio
 from trainables.train.loop import train
 
 DATA = HierarchyData()
@@ -35,6 +35,7 @@ class TinyLlama(ModelFamily):
     """Llama with as many key-value heads as heads and an MLP of 3·d."""
 
     name = "tiny_llama"
+    title = "Tiny Llama"
 
     def parameters(self, shape, recipe, vocabulary):
         width = shape.width
@@ -100,8 +101,10 @@ def recipe(**changes):
 
 
 def test_the_built_in_families_are_found():
-    assert {"analysed", "gpt2", "tiny_llama"} <= set(family_names())
-    with pytest.raises(InputError, match=r"`training.network`.*allowed: analysed, gpt2.*did you mean"):
+    assert family_names() == ["analysed", "gpt2", "llama", "qwen3", "tiny_llama"]
+    with pytest.raises(
+        InputError, match=r"`training.network`.*allowed: analysed, gpt2, llama, qwen3.*did you mean"
+    ):
         family("gpt3")
 
 
@@ -114,65 +117,6 @@ def test_its_counts_are_those_of_its_model():
     )
     assert family("tiny_llama").flops(SHAPE, recipe(), 9).matrices == 2 * linear
     assert memory(SHAPE, 9, recipe(), Layout(zero=1)).weights >= 4 * counts.total
-
-
-#: Twice as wide and deep as the base.
-BASE = Base(depth=1, width=12, head_width=6)
-
-
-def by_the_table(parametrisation, lr):
-    """A model, its multiplier of the logits and its groups, by table 8 of Yang et al. and table 1 of Dey et al."""
-    m, deep = 2, 2 if parametrisation == "completep" else 1
-    one = recipe(parametrisation=parametrisation, base=BASE)
-    model = build_model(SHAPE, one, 9, seed=0)
-    groups = []
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            is_output = "o_proj" in name or "down_proj" in name
-            if name == "model.norm.weight":
-                parameter.fill_(1.0)
-            # The multiplier of a branch stands before its last matrix.
-            parameter.mul_(deep if is_output else 1)
-            is_hidden = ".layers." in name and parameter.ndim == 2
-            groups.append(
-                {
-                    "params": [parameter],
-                    "lr": lr / m if is_hidden else lr,
-                    "weight_decay": 0.1 * m if is_hidden else 0.1 * (parameter.ndim == 2),
-                    "eps": 1e-8 / m / (deep if ".layers." in name else 1),
-                }
-            )
-    for layer in model.model.layers:
-        for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
-            module.register_forward_hook(lambda _, __, out: out / deep)
-    model.lm_head.register_forward_hook(lambda _, __, out: out / m)
-    return model, groups
-
-
-@pytest.mark.parametrize("parametrisation", ["mup", "completep"])
-def test_its_absorbed_multipliers_train_as_those_of_the_papers_tables(parametrisation):
-    """Norms too: Llama's are no `LayerNorm`, and the last one has a gain of 1/m and learns at 1/m of the rate."""
-    one, lr = recipe(parametrisation=parametrisation, base=BASE, weight_decay=0.1), 0.01
-    ours = build_model(SHAPE, one, 9, seed=0)
-    assert ours.model.norm.weight.tolist() == [0.5] * SHAPE.width
-    theirs, groups = by_the_table(parametrisation, lr)
-    losses = []
-    for model, options in (
-        (ours, param_groups(ours.named_parameters(), SHAPE, one, lr)),
-        (theirs, groups),
-    ):
-        optimizer = torch.optim.AdamW(options, betas=(0.9, 0.95))
-        losses.append([])
-        for step in range(12):
-            tokens = torch.randint(0, 9, (4, 32), generator=torch.Generator().manual_seed(step))
-            targets = tokens.cumsum(1) % 9
-            loss = model(input_ids=tokens, labels=targets, shift_labels=targets).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses[-1].append(loss.item())
-    assert losses[0] == pytest.approx(losses[1], rel=2e-5)
-    assert losses[0][-1] < losses[0][0]
 
 
 @pytest.mark.slow
@@ -197,7 +141,11 @@ def test_a_spec_takes_it_and_refuses_unknown_ones():
 
     raw = yaml.safe_load(Path(SMALL).read_text())
     raw["training"]["network"] = "tiny_llama"
-    assert parse_spec(raw).recipe.network == "tiny_llama"
+    spec = parse_spec(raw)
+    assert spec.recipe.network == "tiny_llama"
+    plan = make_plan(spec)
+    assert [planned.parameters.position for planned in plan.cells] == [0] * len(plan.cells)
+    assert any("Tiny Llama" in note and "13.0·d²" in note for note in plan.notes)
     raw["training"]["network"] = "tiny_lama"
     with pytest.raises(InputError, match="tiny_llama"):
         parse_spec(raw)

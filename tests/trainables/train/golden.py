@@ -24,15 +24,16 @@ VERSIONS = ("torch", "deepspeed", "transformers", "numpy")
 STEPS, BATCH, CONTEXT = 30, 8, 16
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=600, validation_sequences=20)
 TASK = HopsData(hops=(1, 2), sequences=600, validation_sequences=20)
+SHARED = Shape(depth=2, width=32, heads=4, kv_heads=2)
 BASE = Base(depth=1, width=16, head_width=4)
 #: At ten times the rate training magnifies rounding to 1e-4, and the norm of every gradient is clipped here.
 RATE, CLIP = 0.002, 0.5
 
 
-def cell(data: Any = DATA, depth: int = 2, **recipe: Any) -> Cell:
+def cell(data: Any = DATA, depth: int = 2, shape: Shape | None = None, **recipe: Any) -> Cell:
     """A cell of the hierarchy or another data set."""
     return Cell(
-        shape=Shape(depth=depth, width=32, heads=4),
+        shape=shape or Shape(depth=depth, width=32, heads=4),
         recipe=Recipe(steps=STEPS, batch=BATCH, context=CONTEXT, grad_clip=CLIP, **recipe),
         data=data,
         data_key=data_key(data, CONTEXT),
@@ -50,6 +51,8 @@ CELLS: dict[str, tuple[Cell, Layout]] = {
         for name in ("sqrt", "linear", "scaled_norm", "post", "admin")
     },
     "network analysed": (cell(network="analysed"), Layout()),
+    "network llama": (cell(shape=SHARED, network="llama"), Layout()),
+    "network qwen3": (cell(shape=SHARED, network="qwen3", embeddings="untied", rope_theta=100.0), Layout()),
     "mup": (cell(parametrisation="mup", base=BASE, weight_decay=0.1), Layout()),
     "completep": (cell(parametrisation="completep", base=BASE, weight_decay=0.1, epsilon=1e-6), Layout()),
     "task hops": (cell(TASK), Layout()),

@@ -208,7 +208,7 @@ def test_library_defect_deepspeed_would_compile_an_op_on_the_cpu():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("network", ["gpt2", "analysed"])
+@pytest.mark.parametrize("network", ["gpt2", "analysed", "qwen3"])
 def test_compiled_layers_share_one_code_and_have_the_losses_of_others(tmp_path, network, precision):
     def losses(precision, **options):
         cell = golden.cell(depth=3, network=network, precision=precision)

@@ -66,10 +66,17 @@ def cases() -> list[Case]:
 
 
 def arguments(
-    name: str, precision: Precision, network: str = "gpt2", **layout: Any
+    name: str, precision: Precision, network: str = "gpt2", embeddings: str = "tied", **layout: Any
 ) -> tuple[Shape, int, Recipe, Layout]:
     depth, width, heads, vocabulary, context, batch = CASES[name]
-    recipe = Recipe(steps=4, batch=batch, context=context, precision=precision, network=network)
+    recipe = Recipe(
+        steps=4,
+        batch=batch,
+        context=context,
+        precision=precision,
+        network=network,
+        embeddings=embeddings,  # type: ignore[arg-type]
+    )
     ranks = layout.get("tensor_parallel", 1) * layout.get("data_parallel", 1)
     spread = Layout(**{"zero": default_zero(recipe, ranks), **layout})
     return Shape(depth=depth, width=width, heads=heads), vocabulary, recipe, spread
@@ -140,3 +147,22 @@ def test_the_estimate_is_what_a_rank_takes(case: Case) -> None:
 @pytest.mark.parametrize(("name", "precision"), [("deep", "bf16"), ("context", "fp32")])
 def test_the_analysed_network_keeps_its_weights_of_attention(name: str, precision: Precision) -> None:
     check(name, precision, network="analysed")
+
+
+@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("deep", {}),
+        ("vocabulary", {}),
+        ("context", {"activation_checkpointing": True}),
+        ("square", {"tensor_parallel": 2, "shard_vocabulary": True}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value) or "plain",
+)
+@pytest.mark.parametrize("network", ["llama", "qwen3"])
+def test_the_estimate_is_what_a_rank_of_a_rotary_family_takes(
+    network: str, name: str, layout: dict[str, Any], embeddings: str
+) -> None:
+    """A gated network keeps more of a layer than GPT-2's, and an untied embedding has a gradient of its own."""
+    check(name, "fp32", network=network, embeddings=embeddings, **layout)

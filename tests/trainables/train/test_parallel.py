@@ -36,9 +36,9 @@ BF16_RATE = 0.001
 DEGREES = {"tp2": (2, 1), "tp4": (4, 1), "tp1": (1, 1), "tp2xdp2": (2, 2), "dp2": (1, 2)}
 
 
-def cell(rate=RATE, steps=50, **recipe):
+def cell(rate=RATE, steps=50, shape=Shape(depth=2, width=32, heads=4), **recipe):
     return Cell(
-        shape=Shape(depth=2, width=32, heads=4),
+        shape=shape,
         recipe=Recipe(**{"steps": steps, "batch": BATCH, "context": CONTEXT, "grad_clip": CLIP, **recipe}),
         data=DATA,
         data_key=data_key(DATA, CONTEXT),
@@ -218,6 +218,52 @@ def test_the_accuracy_of_a_task_is_that_of_one_rank(ranks, root, case):
 def test_other_networks_than_gpt2_are_those_of_one_rank(ranks, root, change, case):
     one = cell(**change)
     assert_same(gang(ranks, root, one, layout(*case))[0], one_rank(ranks, root, one), loss=2e-6, norm=1e-5)
+
+
+#: Shapes and recipes of the families that DeepSpeed shards by HuggingFace's plan; no degree divides the d_ff of 53.
+SHARED = Shape(depth=2, width=32, heads=4, kv_heads=2)
+ROTARY = {
+    "qwen3 untied": (SHARED, {"network": "qwen3", "embeddings": "untied"}),
+    "llama": (Shape(depth=2, width=32, heads=4), {"network": "llama"}),
+    "llama kv_heads": (SHARED, {"network": "llama"}),
+    "llama head_dim": (Shape(depth=2, width=32, heads=4, head_dim=16), {"network": "llama"}),
+    "llama d_ff": (SHARED.model_copy(update={"d_ff": 53}), {"network": "llama", "embeddings": "untied"}),
+    "qwen3": (SHARED, {"network": "qwen3"}),
+    "llama completep": (
+        SHARED,
+        {"network": "llama", "parametrisation": "completep", "base": Base(depth=1, width=16, head_width=4)},
+    ),
+}
+#: An untied head that is whole, and one that is shared, with an embedding that is not.
+IN_THE_GATE = [("qwen3 untied", GATE[0]), ("qwen3 untied", GATE[1])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        pytest.param(
+            kind,
+            case,
+            id=f"{kind}-{name(case)}",
+            marks=() if (kind, case) in IN_THE_GATE else pytest.mark.extended,
+        )
+        for kind in ROTARY
+        for case in (*GATE[:2], ("tp2xdp2", 3, True, True, False))
+    ],
+)
+def test_every_layout_of_a_rotary_family_gives_the_losses_of_one_rank(ranks, root, kind, case):
+    shape, recipe = ROTARY[kind]
+    one = cell(shape=shape, steps=30, **recipe)
+    alone = one_rank(ranks, root, one)
+    # The norm of an untied embedding's gradient is that of few rows; it is 2e-6 off.
+    results = gang(ranks, root, one, layout(*case))
+    of = [p.train_loss for p in results[0].points], [p.train_loss for p in alone.points]
+    assert of[0] == pytest.approx(of[1], rel=2e-6, abs=0)
+    of = [p.grad_norm for p in results[0].points], [p.grad_norm for p in alone.points]
+    assert of[0] == pytest.approx(of[1], rel=1e-5, abs=0)
+    assert results[0].loss == pytest.approx(alone.loss, rel=2e-6, abs=0)
+    assert [curve(result) for result in results] == [curve(results[0])] * len(results)
+    assert alone.loss < 0.95 * alone.points[0].train_loss, "it learns"
 
 
 def train_with_the_masks_of_one_group(one, **options):

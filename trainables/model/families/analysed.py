@@ -14,6 +14,7 @@ class Analysed(GPT2):
     """GPT-2 without MLPs and norms, with linear attention (`trainables.model.analysed`)."""
 
     name = "analysed"
+    title = "attention alone"
     # Without softmax there are no attention weights for the diagnostic `induction`.
     diagnostics = GPT2.diagnostics - {"induction"}
     #: Token and position vectors sum to a variance of 1.

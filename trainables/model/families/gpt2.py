@@ -31,6 +31,7 @@ class GPT2(ModelFamily):
     """The default family."""
 
     name = "gpt2"
+    title = "GPT-2"
     residuals = ModelFamily.residuals | {"post", "admin"}
     diagnostics = frozenset({"rank", "layer_drop", "induction"})
     partition_config = PARTITION_CONFIG
@@ -129,9 +130,12 @@ class GPT2(ModelFamily):
     def exported(
         self, state: Mapping[str, "torch.Tensor"], shape: Shape, recipe: Recipe, vocabulary: int
     ) -> tuple[Any, dict[str, "torch.Tensor"]]:
-        """Return the configuration, and the weights with `Conv1D` matrices and the attention scale folded in."""
-        from trainables.model.gpt2 import as_conv1d, fold_attention, model_config
+        """Return the configuration, and the weights with `Conv1D` matrices and the attention ratio folded in."""
+        from transformers import GPT2LMHeadModel
+
+        from trainables.model.gpt2 import fold_attention, model_config
+        from trainables.model.whole import whole_weights
 
         config = model_config(shape, recipe, vocabulary)
-        config.architectures = ["GPT2LMHeadModel"]
-        return config, as_conv1d(fold_attention(state, shape, recipe), config)
+        config.architectures = [GPT2LMHeadModel.__name__]
+        return config, whole_weights(fold_attention(state, shape, recipe), GPT2LMHeadModel, config)

@@ -11,6 +11,8 @@ from trainables.cell import Cell, Frozen
 from trainables.errors import InputError
 from trainables.layout import Layout
 
+#: Which tokenizer text has: `file` is the user's own.
+Tokenization = Literal["bytes", "bpe", "file"]
 #: The name of the record's file.
 RECORD = "interplay.json"
 
@@ -47,7 +49,7 @@ class Record(Frozen):
     total_params: int
     entropy: float | None
     bytes_per_token: float | None
-    tokenizer: Literal["bytes", "bpe"] | None
+    tokenizer: Tokenization | None
     layout: Layout
     revision: str | None
     versions: dict[str, str]

@@ -9,14 +9,15 @@ import functools
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from trainables.data.sources.source import Source
-from trainables.errors import InputError
+from trainables.data.sources.tokenizer_file import TokenizerFile, read_tokenizer
+from trainables.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from trainables.data.score import Score
@@ -28,6 +29,8 @@ BYTES_VOCABULARY = 257
 BYTES_END = 256
 #: The id of end of text with BPE: special tokens come first.
 BPE_END = 0
+#: The tokenizers that need no file.
+TOKENIZERS = ("bytes", "bpe")
 
 #: Bounds of counts, of symbols and of anything else: far above any data, so that a typing error is refused.
 MOST_SYMBOLS, MOST = 10_000_000, 10**15
@@ -36,6 +39,21 @@ MOST_SYMBOLS, MOST = 10_000_000, 10**15
 KINDS: dict[str, type["DataKind"]] = {}
 
 Kind = TypeVar("Kind", bound="DataKind")
+
+
+class Packer(Protocol):
+    """What a kind of data is packed with."""
+
+    def text(self, data: "TextData") -> dict[str, Any]:
+        """Split, tokenize and write text; return the fields of the manifest about it."""
+
+    def ids(
+        self, splits: Mapping[str, Iterable["Symbols"]], limits: Mapping[str, int] | None = None
+    ) -> dict[str, Any]:
+        """Write pieces of ids as they are, each split up to its limit; return `tokens` and `sha256`."""
+
+    def tokenizer(self, file: Path) -> str:
+        """Keep the user's own tokenizer in the store, for the export; return the SHA-256 of the copy."""
 
 
 class DataKind(BaseModel):
@@ -47,6 +65,8 @@ class DataKind(BaseModel):
     version: ClassVar[int] = 1
     #: Whether rows are inputs and as many targets, the share of which that is correct is measured (see `score`).
     has_targets: ClassVar[bool] = False
+    #: Whether strings begin at the same positions in every row, which learned positions give and rotary ones do not.
+    has_fixed_places: ClassVar[bool] = False
 
     kind: str
 
@@ -66,9 +86,9 @@ class DataKind(BaseModel):
         return None
 
     @property
-    @abstractmethod
     def boundaries(self) -> tuple[int | None, int | None]:
-        """The ids that a text begins after and ends with; None where there is no such id."""
+        """The ids that a text begins after and ends with; None where there is no such id, or packing finds it."""
+        return None, None
 
     def misfit(self, context: int) -> str | None:
         """Return why sequences of `context` tokens cannot hold this data, and the fix; None if they can."""
@@ -97,6 +117,23 @@ class DataKind(BaseModel):
     def notes(self, base: Path) -> list[str]:
         """Return what of the data will not be trained on, in sentences. Relative paths start from `base`."""
         return []
+
+    @abstractmethod
+    def most_packed(self, context: int, base: Path) -> int | None:
+        """Return the most values of both packed files together; None if that is unknown beforehand."""
+
+    @property
+    def learns_vocabulary(self) -> bool:
+        """Whether a vocabulary is learnt from the text before it is packed."""
+        return False
+
+    @abstractmethod
+    def packed(self, context: int, packer: "Packer") -> dict[str, Any]:
+        """Write both splits by the packer; return the fields of the manifest about them.
+
+        These are `tokens` and `sha256` by split, `row`, `bytes_per_token` (see `TokenStore`) and, where there is one,
+        the id `end_of_text`.
+        """
 
     def score(self, context: int) -> "Score | None":
         """Return the counter of correct targets; None if only the loss is measured."""
@@ -166,12 +203,23 @@ class TextData(DataKind):
     #: Whether a mixture may have this kind as a part.
     mixable: ClassVar[bool] = True
 
-    tokenizer: Literal["bytes", "bpe"] = Field(
+    tokenizer: str = Field(
         default="bytes",
-        description="bytes (256 + end of text), or byte-level BPE trained on the training split",
+        min_length=1,
+        description="`bytes` (256 + end of text), `bpe` (byte-level BPE trained on the training split), or the path of "
+        "your own: a folder with `tokenizer.json`, or that file",
     )
     vocabulary: int | None = Field(
-        default=None, ge=257, le=MOST_SYMBOLS, description="size of the BPE vocabulary"
+        default=None,
+        ge=1,
+        le=MOST_SYMBOLS,
+        description="size of the BPE vocabulary; of your own tokenizer it is its largest id + 1",
+    )
+    end_of_text: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the token of your own tokenizer that ends a document; by default the `eos_token` of its "
+        "`tokenizer_config.json`",
     )
     validation_fraction: float = Field(
         default=0.05,
@@ -188,8 +236,26 @@ class TextData(DataKind):
 
     @model_validator(mode="after")
     def _vocabulary_fits_the_tokenizer(self) -> Self:
+        if self.tokenizer not in TOKENIZERS:
+            if self.vocabulary is None:
+                # In `__dict__`, so that it does not count as set: another tokenizer has another size. A machine that
+                # lacks the file gets it with the cell.
+                self.__dict__["vocabulary"] = read_tokenizer(
+                    self.tokenizer, self.end_of_text, Path()
+                ).vocabulary
+            return self
+        if self.end_of_text is not None:
+            raise ValueError(
+                f"`end_of_text` is {self.end_of_text!r}, but the tokenizer `{self.tokenizer}` has its own; take "
+                "`end_of_text` out, or name the folder of a tokenizer"
+            )
         if self.tokenizer == "bpe" and self.vocabulary is None:
             raise ValueError("the tokenizer `bpe` needs `vocabulary`, its size, for example 1024")
+        if self.tokenizer == "bpe" and self.vocabulary is not None and self.vocabulary < BYTES_VOCABULARY:
+            raise ValueError(
+                f"`vocabulary` is {self.vocabulary}, but the tokenizer `bpe` has 256 bytes and end of text: it should "
+                f"be greater than or equal to {BYTES_VOCABULARY}"
+            )
         if self.tokenizer == "bytes" and self.vocabulary not in (None, BYTES_VOCABULARY):
             raise ValueError(
                 f"`vocabulary` is {self.vocabulary}, but the tokenizer `bytes` always has {BYTES_VOCABULARY} "
@@ -202,11 +268,17 @@ class TextData(DataKind):
         """The ids of the tokenizer."""
         return BYTES_VOCABULARY if self.tokenizer == "bytes" else self.vocabulary or 0
 
-    @property
-    def boundaries(self) -> tuple[int | None, int | None]:
-        """End of text, which stands between documents and so precedes each of them."""
-        end = BYTES_END if self.tokenizer == "bytes" else BPE_END
-        return end, end
+    def tokenizer_file(self, base: Path) -> TokenizerFile | None:
+        """Read the user's own tokenizer, None without one; a DataError if it has another size than `vocabulary`."""
+        if self.tokenizer in TOKENIZERS:
+            return None
+        found = read_tokenizer(self.tokenizer, self.end_of_text, base)
+        if self.vocabulary not in (None, found.vocabulary):
+            raise DataError(
+                f"data.vocabulary is {self.vocabulary}, but {found.path} has ids up to {found.vocabulary - 1}; take "
+                "data.vocabulary out, or name the tokenizer that has so many"
+            )
+        return found
 
     def training_windows(self, context: int, base: Path) -> int | None:
         """From the limit and the size of the text, whichever is less: a token holds a byte or more."""
@@ -226,6 +298,9 @@ class TextData(DataKind):
     def identity(self, context: int, base: Path | None) -> dict[str, Any]:
         """The text, the tokenizer and the limits."""
         own = self.model_dump(include={"tokenizer", "validation_fraction", "validation_tokens", "max_tokens"})
+        if self.tokenizer not in TOKENIZERS:
+            file = base and self.tokenizer_file(base)
+            own["tokenizer"] = {"sha256": file.sha256, "end_of_text": file.end_of_text} if file else "file"
         return {"source": self.source_identity(base), "vocabulary": self.vocabulary_size, **own}
 
     @abstractmethod
@@ -239,6 +314,20 @@ class TextData(DataKind):
     def sources(self, base: Path) -> list[tuple[float, Source]]:
         """Return the sources of the text with their shares of the tokens."""
         return [(1.0, self.source(base))]
+
+    def most_packed(self, context: int, base: Path) -> int | None:
+        """At most one id per byte of the text."""
+        sizes = [source.bytes for _, source in self.sources(base)]
+        return None if None in sizes else sum(filter(None, sizes))
+
+    @property
+    def learns_vocabulary(self) -> bool:
+        """Of BPE only."""
+        return self.tokenizer == "bpe"
+
+    def packed(self, context: int, packer: Packer) -> dict[str, Any]:
+        """As a stream of tokens."""
+        return packer.text(self)
 
 
 class RowData(DataKind):
@@ -277,6 +366,23 @@ class RowData(DataKind):
             for key, value in keys.items()
         )
         return f"{self.kind} ({', '.join(words)})"
+
+    def most_packed(self, context: int, base: Path) -> int:
+        """All values of all rows."""
+        return (self.sequences + self.validation_sequences) * self.row_length(context)
+
+    def packed(self, context: int, packer: Packer) -> dict[str, Any]:
+        """Row by row."""
+        splits = {
+            name: (piece.reshape(-1) for piece in self.rows(context, validation=name == "validation"))
+            for name in ("train", "validation")
+        }
+        return {
+            **packer.ids(splits),
+            "row": self.row_length(context),
+            "bytes_per_token": None,
+            "targets": self.has_targets,
+        }
 
     def row_length(self, context: int) -> int:
         """Return the packed values per row: inputs and targets, or one sequence whose targets are its next tokens."""

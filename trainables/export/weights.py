@@ -20,7 +20,7 @@ from trainables.errors import DataError
 from trainables.layout import Layout
 from trainables.model.family import family
 from trainables.progress import Result
-from trainables.record import RECORD, Keep, Record, sum_files, versions
+from trainables.record import RECORD, Keep, Record, Tokenization, sum_files, versions
 from trainables.storage.storage import FULL, fsync_files, open_storage, patiently, reason
 
 
@@ -37,7 +37,7 @@ def keep(
         **result.model_dump(include=set(Record.model_fields)),
         key=cell.key,
         cell=cell,
-        tokenizer=store.manifest["spec"].get("tokenizer"),
+        tokenizer=tokenizer_of(store),
         layout=layout,
         revision=weights.revision,
         versions=versions(),
@@ -79,7 +79,7 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
     """
     cell, recipe = record.cell, record.cell.recipe
     config, tensors = family(recipe.network).exported(state, cell.shape, recipe, store.vocabulary)
-    begin, end = config.bos_token_id, config.eos_token_id = cell.data.boundaries
+    begin, end = config.bos_token_id, config.eos_token_id = store.boundaries
     config.use_cache = True
     config.dtype = torch.float32
     # No `max_length`: `generate(max_new_tokens=…)` would warn of both.
@@ -113,13 +113,19 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
         shutil.rmtree(part, ignore_errors=True)
 
 
+def tokenizer_of(store: TokenStore) -> Tokenization | None:
+    """Return which tokenizer the ids of a store are of; None if they are symbols."""
+    named = store.manifest["spec"].get("tokenizer")
+    return named if named in (None, "bytes", "bpe") else "file"
+
+
 def huggingface_tokenizer(store: TokenStore, context: int) -> Any:
     """Return the tokenizer of a store as HuggingFace's fast tokenizer; None if tokens are symbols.
 
     It gives the ids of training, also for text that spells the end-of-text token, and adds no token. A damaged
     `tokenizer.json` is a DataError.
     """
-    kind = store.manifest["spec"].get("tokenizer")
+    kind, end = tokenizer_of(store), store.boundaries[1]
     if kind is None:
         return None
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -141,11 +147,12 @@ def huggingface_tokenizer(store: TokenStore, context: int) -> Any:
             raise DataError(
                 f"the tokenizer {path} cannot be read ({error}); remove the folder {store.path}, and it is packed again"
             ) from error
+    end_of_text = None if end is None else tokenizer.id_to_token(end)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
+        bos_token=end_of_text,
+        eos_token=end_of_text,
+        pad_token=end_of_text,
         model_max_length=context,
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,

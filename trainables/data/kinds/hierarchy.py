@@ -27,6 +27,7 @@ class HierarchyData(RowData):
     A sequence is a start token and as many strings of branching^levels symbols as fill `context` targets.
     """
 
+    has_fixed_places: ClassVar[bool] = True
     too_few: ClassVar[str] = (
         "the grammar has too few different sequences for two separate splits; raise levels, synonyms or vocabulary"
     )

@@ -10,16 +10,17 @@ import json
 import marshal
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from trainables.data.kind import DataKind, RowData, TextData, data_key
+from trainables.data.kind import DataKind, TextData, data_key
 from trainables.data.packing import OnProgress
-from trainables.data.packing.tokenizer import Encoder, Ids, bytes_encoder, train_bpe
+from trainables.data.packing.tokenizer import LONGEST, Encoder, Ids, bytes_encoder, file_encoder, train_bpe
 from trainables.data.packing.train_validation_split import Piece, choose_units, read_text, split
+from trainables.data.sources.tokenizer_file import load_tokenizer
 from trainables.errors import DataError
 
 T = TypeVar("T")
@@ -28,6 +29,8 @@ T = TypeVar("T")
 BPE_TEXT = 1 << 28
 #: Bytes of training text per packed token that a BPE vocabulary is learnt from: more than a common token holds.
 BPE_BYTES_PER_TOKEN = 8
+#: Bytes of training text with which it is checked that the user's own tokenizer loses no text.
+CHECKED = 1 << 20
 #: Seconds between two reports of progress.
 REPORT_SECONDS = 0.5
 
@@ -52,7 +55,9 @@ class Progress:
 
 
 def pack(data: DataKind, context: int, key: str, folder: Path, on_progress: OnProgress | None = None) -> None:
-    """Write `train.bin`, `validation.bin`, `manifest.json` and, for BPE, `tokenizer.json` into an empty folder.
+    """Write `train.bin`, `validation.bin`, `manifest.json` and, where a tokenizer is not bytes, `tokenizer.json`.
+
+    The folder must be empty.
 
     Text is read and split (270 MB/s of lines, 70 MB/s of JSONL) while it is encoded. A BPE vocabulary is learnt from at
     most 256 MiB before (8 MB/s), and BPE encodes 4 MB/s per core on all cores.
@@ -61,11 +66,7 @@ def pack(data: DataKind, context: int, key: str, folder: Path, on_progress: OnPr
         DataError: the data cannot be used.
         OSError: the folder cannot be written, for example because the disk is full.
     """
-    if isinstance(data, TextData):
-        packed = _pack_text(data, folder, Progress(on_progress))
-    else:
-        assert isinstance(data, RowData), "every kind is text or rows"
-        packed = _pack_rows(data, context, folder)
+    packed = data.packed(context, Writer(folder, token_type(data.stored_values), Progress(on_progress)))
     manifest = {
         "version": data.version,
         "key": key,
@@ -81,34 +82,46 @@ def pack(data: DataKind, context: int, key: str, folder: Path, on_progress: OnPr
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
 
 
-def _pack_rows(data: RowData, context: int, folder: Path) -> dict[str, Any]:
-    counts, hashes = {}, {}
-    for name in ("train", "validation"):
-        with contextlib.closing(TokenFile(folder / f"{name}.bin", token_type(data.stored_values))) as file:
-            for piece in data.rows(context, validation=name == "validation"):
-                file.add(piece.reshape(-1))
-            hashes[name], counts[name] = file.close(), file.tokens
-    return {
-        "tokens": counts,
-        "sha256": hashes,
-        "row": data.row_length(context),
-        "bytes_per_token": None,
-        "targets": data.has_targets,
-    }
-
-
 def estimate_bytes(data: DataKind, context: int) -> int | None:
     """Return the disk space that packing needs at its peak; None if it is unknown beforehand."""
     item = token_type(data.stored_values).itemsize
-    if isinstance(data, RowData):
-        return (data.sequences + data.validation_sequences) * data.row_length(context) * item
-    assert isinstance(data, TextData), "every kind is text or rows"
-    sizes = [source.bytes for _, source in data.sources(Path())]
-    if None in sizes:
+    most = data.most_packed(context, Path())
+    if most is None:
         return None
-    text = sum(filter(None, sizes))
-    # At most one id per byte; and the text that a BPE vocabulary is learnt from, kept until it is packed.
-    return text * item + (min(text, BPE_TEXT) if data.tokenizer == "bpe" else 0)
+    # The text that a BPE vocabulary is learnt from is kept until it is packed.
+    return most * item + (min(most, BPE_TEXT) if data.learns_vocabulary else 0)
+
+
+class Writer:
+    """Writes the two splits of a data set into a folder; the `Packer` of `DataKind.packed`."""
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any], progress: Progress) -> None:
+        self._folder, self._dtype, self._progress = folder, dtype, progress
+
+    def text(self, data: TextData) -> dict[str, Any]:
+        """Split, tokenize and write text; return the fields of the manifest about it."""
+        return _pack_text(data, self._folder, self._progress)
+
+    def ids(
+        self, splits: Mapping[str, Iterable[Ids]], limits: Mapping[str, int] | None = None
+    ) -> dict[str, Any]:
+        """Write pieces of ids as they are, each split up to its limit; return tokens and hashes for the manifest."""
+        counts, hashes = {}, {}
+        for name, pieces in splits.items():
+            self._progress.begin(f"copying the {name} ids")
+            limit = (limits or {}).get(name)
+            with contextlib.closing(TokenFile(self._folder / f"{name}.bin", self._dtype, limit)) as file:
+                for piece in pieces:
+                    file.add(piece)
+                    self._progress.share(file.tokens / (limit or np.inf))
+                    if file.full:
+                        break
+                hashes[name], counts[name] = file.close(), file.tokens
+        return {"tokens": counts, "sha256": hashes}
+
+    def tokenizer(self, file: Path) -> str:
+        """Keep the user's own tokenizer in the store, for the export; return the SHA-256 of the copy."""
+        return _write_tokenizer(load_tokenizer(file), self._folder)
 
 
 def _pack_text(data: TextData, folder: Path, progress: Progress) -> dict[str, Any]:
@@ -136,7 +149,11 @@ def _pack_text(data: TextData, folder: Path, progress: Progress) -> dict[str, An
         for held_out in (False, True)
     )
     encoder = bytes_encoder()
+    own = data.tokenizer_file(Path())
+    if own:
+        encoder = file_encoder(own)
     dtype = token_type(data.vocabulary_size)
+    checked, text_bytes, is_lossy = 0, 0, False
     hashes, counts = {}, {}
     records = [source.record | {"weight": weight, "tokens": {}} for weight, source in weighted]
     with tempfile.TemporaryDirectory(dir=folder) as work:
@@ -153,8 +170,14 @@ def _pack_text(data: TextData, folder: Path, progress: Progress) -> dict[str, An
             read, taken = [0] * len(sources), [0] * len(sources)
             streams = [encoder.encode(_counted(text, index, read)) for index, text in enumerate(texts)]
             with contextlib.closing(TokenFile(folder / f"{name}.bin", dtype, limit)) as file:
-                for index, ids in interleave(streams, weights, len):
-                    taken[index] += file.add(ids)
+                for index, encoded in interleave(streams, weights, lambda encoded: len(encoded.ids)):
+                    if encoder.is_own and checked < CHECKED:
+                        checked += len(encoded.piece.content)
+                        is_lossy = is_lossy or encoder.loses(encoded)
+                    added = file.add(encoded.ids)
+                    taken[index] += added
+                    if name == "validation":
+                        text_bytes += encoded.text_bytes(added)
                     progress.share(max(file.tokens / (limit or np.inf), read[index] / lengths[index]))
                     if file.full:
                         break
@@ -167,24 +190,49 @@ def _pack_text(data: TextData, folder: Path, progress: Progress) -> dict[str, An
                         f"mixture gives it a share of {weight:.2g}, because its text ended; give more of it, or take "
                         "it out of the mixture"
                     )
-    if encoder.bpe:
-        tokenizer = encoder.bpe.to_str(pretty=True)
-        (folder / "tokenizer.json").write_text(tokenizer)
-        hashes["tokenizer"] = hashlib.sha256(tokenizer.encode()).hexdigest()
-    validation_ids = np.fromfile(folder / "validation.bin", dtype)
-    text_bytes = int(np.bincount(validation_ids, minlength=data.vocabulary_size) @ encoder.lengths)
+    if encoder.tokenizer:
+        hashes["tokenizer"] = _write_tokenizer(encoder.tokenizer, folder)
     return {
         "tokens": counts,
         "sha256": hashes,
         "row": None,
-        "bytes_per_token": text_bytes / len(validation_ids),
+        "bytes_per_token": None if is_lossy else text_bytes / counts["validation"],
         "end_of_text": encoder.end_of_text,
         "sources": records,
         "notes": [
             *data.notes(Path()),
             *(note for source in sources for note in source.counts.notes(source.name)),
+            *_tokenizer_notes(encoder, is_lossy=is_lossy),
         ],
     }
+
+
+def _tokenizer_notes(encoder: Encoder, *, is_lossy: bool) -> list[str]:
+    """Return what the user's own tokenizer does to the text, in sentences."""
+    notes = []
+    if is_lossy:
+        notes.append(
+            "data.tokenizer: the text does not come back from its ids, so that there are no bits per byte; compare "
+            "losses of this tokenizer only"
+        )
+    if ends := encoder.counts["ends"]:
+        notes.append(
+            f"data.end_of_text: the tokenizer gives its id also to text that spells it, {ends:,} times, and documents "
+            "end there too; remove it from the text if that is not meant"
+        )
+    if cuts := encoder.counts["cuts"]:
+        notes.append(
+            f"data.tokenizer: documents of more than {LONGEST:,} bytes were cut at {cuts:,} line breaks, each of which "
+            "the tokenizer treats as the beginning of a text"
+        )
+    return notes
+
+
+def _write_tokenizer(tokenizer: Any, folder: Path) -> str:
+    """Write `tokenizer.json` and return its SHA-256."""
+    text = tokenizer.to_str(pretty=True)
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _learn(

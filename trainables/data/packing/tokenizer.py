@@ -1,22 +1,51 @@
-"""Tokenizers: bytes, or byte-level BPE trained on the training split. Both are lossless for any text."""
+"""Tokenizers: bytes, byte-level BPE trained on the training split, or the user's own `tokenizer.json`."""
 
-import itertools
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.kind import BYTES_END, BYTES_VOCABULARY
+from trainables.data.kind import BYTES_END
 from trainables.data.packing.train_validation_split import Piece
+from trainables.data.sources.tokenizer_file import TokenizerFile, load_tokenizer
 from trainables.errors import DataError
 
 Ids = NDArray[Any]
 
 END_OF_TEXT = "<|endoftext|>"
-#: Pieces encoded in one call of the BPE library: about a megabyte.
-BATCH = 256
+#: Pieces, and bytes of them, that are encoded in one call of the library.
+BATCH, BATCH_BYTES = 256, 1 << 20
+#: Bytes of a document from which on it is cut for a tokenizer that treats the beginning of a text in its own way. The
+#: offsets of as much text take about 100 MB.
+LONGEST = 1 << 20
+#: The beginning of a line that does not begin with white space, which tokenizers join to the line break before it.
+_LINE = re.compile(rb"\n(?=\S)")
+#: Two texts: a tokenizer gives their ids one after the other for the whole, unless the beginning of a text is special.
+_HALVES = ("The first line, of 12 words:\n", "and the second. Then,\n")
+
+
+class Encoded(NamedTuple):
+    """The ids of a piece, with end of text if its document ends there."""
+
+    ids: Ids
+    piece: Piece
+    encoding: Any = None
+
+    def text_bytes(self, count: int) -> int:
+        """Return the bytes of text of the first `count` ids.
+
+        Up to three too many where the last of them ends inside a character.
+        """
+        if count >= len(self.ids) - self.piece.last:
+            return len(self.piece.content)
+        if self.encoding is None or not count:
+            return count
+        end = self.encoding.offsets[count - 1][1]
+        return len(self.piece.content.decode()[:end].encode())
 
 
 @dataclass(frozen=True)
@@ -25,33 +54,100 @@ class Encoder:
 
     Attributes:
         end_of_text: id that ends a document.
-        lengths: int64 [vocabulary], bytes of text per id; 0 for end of text.
-        bpe: the `tokenizers.Tokenizer`, or None for bytes.
+        tokenizer: the `tokenizers.Tokenizer`, or None for bytes.
+        is_own: whether it is the user's own, which may lose text.
+        whole: whether it gives other ids where a text is cut at a line break, so that it needs whole documents.
+        counts: `cuts` of documents that were too long for that; `ends`, the ids of end of text that are text.
     """
 
     end_of_text: int
-    lengths: NDArray[np.int64]
-    bpe: Any = None
+    tokenizer: Any = None
+    is_own: bool = False
+    whole: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
 
-    def encode(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
-        """Yield the ids of each piece, in order, with end of text where a document ends."""
-        waiting = iter(pieces)
+    def encode(self, pieces: Iterable[Piece]) -> Iterator[Encoded]:
+        """Yield the ids of each piece, in order, with end of text where a document ends.
+
+        For the user's own tokenizer pieces are joined and end at line breaks only, or with their documents.
+        """
+        waiting = self._lines(pieces) if self.is_own else iter(pieces)
         # Bytes need no batch; 256 pieces of validation text are read from 20 MB of a source.
-        while batch := list(itertools.islice(waiting, BATCH if self.bpe else 1)):
-            if self.bpe is None:
-                coded: list[Ids] = [np.frombuffer(piece.content, np.uint8) for piece in batch]
+        for batch in _batches(waiting, BATCH if self.tokenizer else 1):
+            if self.tokenizer is None:
+                coded: list[Any] = [None] * len(batch)
+                found: list[Ids] = [np.frombuffer(piece.content, np.uint8) for piece in batch]
             else:
                 texts = [piece.content.decode() for piece in batch]
-                coded = [np.array(found.ids, np.uint32) for found in self.bpe.encode_batch(texts)]
-            for piece, ids in zip(batch, coded, strict=True):
-                yield np.append(ids, self.end_of_text) if piece.last else ids
+                coded = _encoded(self.tokenizer, texts)
+                found = [np.array(one.ids, np.uint32) for one in coded]
+                if self.is_own:
+                    self.counts["ends"] += sum(int((ids == self.end_of_text).sum()) for ids in found)
+            for piece, ids, encoding in zip(batch, found, coded, strict=True):
+                yield Encoded(np.append(ids, self.end_of_text) if piece.last else ids, piece, encoding)
+
+    def loses(self, encoded: Encoded) -> bool:
+        """Return whether the text of a piece does not come back from its ids."""
+        if not self.tokenizer:
+            return False
+        text: str = self.tokenizer.decode(encoded.encoding.ids, skip_special_tokens=False)
+        return text != encoded.piece.content.decode()
+
+    def _lines(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Join pieces so that each ends where a line begins that has no indent, or where its document does."""
+        rest = b""
+        for piece in pieces:
+            rest += piece.content
+            if piece.last:
+                yield Piece(rest, last=True)
+                rest = b""
+            elif not self.whole or len(rest) >= LONGEST:
+                # The text of a piece may end at a line break.
+                cut = max((found.end() for found in _LINE.finditer(rest)), default=0)
+                if not cut and len(rest) >= LONGEST:
+                    cut = len(rest)
+                if cut:
+                    self.counts["cuts"] += self.whole
+                    yield Piece(rest[:cut], last=False)
+                    rest = rest[cut:]
+        if rest:
+            yield Piece(rest, last=False)
+
+
+def _encoded(tokenizer: Any, texts: list[str]) -> list[Any]:
+    """Return the encodings of texts; a DataError if the tokenizer has no ids for one of them."""
+    try:
+        found: list[Any] = tokenizer.encode_batch(texts, add_special_tokens=False)
+    # The library raises plain `Exception`.
+    except Exception as error:
+        raise DataError(
+            f"data.tokenizer cannot encode the text ({error}); take a tokenizer that has ids for every text: one of "
+            "bytes, or one with an unknown token"
+        ) from error
+    return found
+
+
+def _batches(pieces: Iterator[Piece], most: int) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    for piece in pieces:
+        batch.append(piece)
+        if len(batch) >= most or sum(len(one.content) for one in batch) >= BATCH_BYTES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def bytes_encoder() -> Encoder:
     """Return the encoder in which each byte of the UTF-8 text is a token; id 256 is end of text."""
-    lengths = np.ones(BYTES_VOCABULARY, np.int64)
-    lengths[BYTES_END] = 0
-    return Encoder(BYTES_END, lengths)
+    return Encoder(BYTES_END)
+
+
+def file_encoder(file: TokenizerFile) -> Encoder:
+    """Return the encoder of the user's own tokenizer; a DataError if it cannot be read."""
+    tokenizer = load_tokenizer(file.path)
+    first, second, whole = (one.ids for one in _encoded(tokenizer, [*_HALVES, "".join(_HALVES)]))
+    return Encoder(file.end_of_text, tokenizer, is_own=True, whole=first + second != whole)
 
 
 def train_bpe(texts: Iterable[str], vocabulary: int) -> Encoder:
@@ -86,11 +182,6 @@ def train_bpe(texts: Iterable[str], vocabulary: int) -> Encoder:
 
 def bpe_encoder(tokenizer: Any) -> Encoder:
     """Return the encoder of a byte-level `tokenizers.Tokenizer` that has the end-of-text token."""
-    # In the byte-level alphabet one character encodes one byte.
-    ids = range(tokenizer.get_vocab_size())
-    lengths = np.array([len(tokenizer.id_to_token(i)) for i in ids], np.int64)
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    lengths[end] = 0
     # Text that merely spells the end-of-text token must stay text.
     tokenizer.encode_special_tokens = True
-    return Encoder(end, lengths, tokenizer)
+    return Encoder(tokenizer.token_to_id(END_OF_TEXT), tokenizer)

@@ -72,7 +72,7 @@ def list_files(paths: Sequence[str], form: Literal["auto"] | Format, base: Path)
     """
     found: dict[Path, ListedFile] = {}
     for name in paths:
-        for listed in _expanded(name, form, base)[0]:
+        for listed in files_of_path(name, form, base)[0]:
             found.setdefault(listed.path.resolve(), listed)
     if not found:
         raise DataError("data.path is an empty list; name at least one file, folder or glob")
@@ -82,11 +82,11 @@ def list_files(paths: Sequence[str], form: Literal["auto"] | Format, base: Path)
 def left_out(paths: Sequence[str], form: Literal["auto"] | Format, base: Path) -> list[str]:
     """Return one sentence for each path with files that `list_files` leaves out, with their names.
 
-    These are hidden ones, those of an unknown ending, and those that describe a data set.
+    These are hidden ones, those of an unknown ending, those that describe a data set, and links to nothing.
     """
     notes = []
     for name in paths:
-        others = _expanded(name, form, base)[1]
+        others = files_of_path(name, form, base)[1]
         if others:
             notes.append(f"data.path: not read in {name}: {some(others)} ({len(others)} in all)")
     return notes
@@ -98,11 +98,17 @@ def files_below(folder: Path, origin: str) -> list[Path]:
     Raises:
         DataError: it is the whole file system or holds too many files.
     """
+    return _below(folder, origin)[0]
+
+
+def _below(folder: Path, origin: str) -> tuple[list[Path], list[Path]]:
+    """Return all files below a folder, and the links to nothing, sorted."""
     if folder.resolve() == Path(folder.resolve().anchor):
         raise DataError(
             f"{origin} {str(folder)!r} is the whole file system; name a file, or the folder of the text"
         )
-    return sorted(path for path in counted(_walk(folder), origin) if path.is_file())
+    paths = sorted(counted(_walk(folder), origin))
+    return [path for path in paths if path.is_file()], [path for path in paths if not path.exists()]
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -215,8 +221,10 @@ def _is_archive(path: Path, command: str) -> DataError:
     )
 
 
-def _expanded(name: str, form: Literal["auto"] | Format, base: Path) -> tuple[list[ListedFile], list[str]]:
-    """Return the files of a path, and the names of what is left out."""
+def files_of_path(
+    name: str, form: Literal["auto"] | Format, base: Path
+) -> tuple[list[ListedFile], list[str]]:
+    """Return the files of a path, and the names of what is left out; see `list_files`."""
     try:
         return _expand(name, form, base)
     except OSError as error:
@@ -229,7 +237,7 @@ def _expanded(name: str, form: Literal["auto"] | Format, base: Path) -> tuple[li
 def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> tuple[list[ListedFile], list[str]]:
     path = base / Path(name).expanduser()
     if path.is_dir():
-        files = files_below(path, "data.path")
+        files, dead = _below(path, "data.path")
         inside = {p: p.relative_to(path).parts for p in files}
         starts = {p: [part[0] == "." for part in parts] for p, parts in inside.items()}
         hidden = {p: start.index(True) for p, start in starts.items() if True in start}
@@ -244,14 +252,16 @@ def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> tuple[list
         others = {p: "/".join(parts[: hidden.get(p, len(parts)) + 1]) for p, parts in inside.items()}
         for file in listed:
             del others[file.path]
+        links = [f"{p.relative_to(path)} (a link to nothing)" for p in dead]
         if not listed:
             suffixes = sorted({p.suffix or "no suffix" for p in seen})
             holds = f"it holds {len(seen)} files with {', '.join(suffixes[:8])}" if seen else "it is empty"
+            holds = f"it holds {some(links)}" if links and not seen else holds
             raise DataError(
                 f"the folder {path} has no usable file: {holds}; usable are {', '.join(SUFFIXES)} (and "
                 f"{', '.join(COMPRESSIONS)} of them). Rename the files, name one, or set data.format"
             )
-        return listed, sorted(set(others.values()))
+        return listed, sorted({*others.values(), *links})
     described = set()
     if path.exists():
         named = [path]
@@ -263,6 +273,8 @@ def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> tuple[list
         described = _descriptions(path.parent, named)
         if len(described) == len(named):
             described = set()
+    elif path.is_symlink():
+        raise DataError(f"data.path {name!r} is a link to nothing ({path.readlink()}); correct the link")
     else:
         raise DataError(_missing(name, path))
     for one in named:

@@ -80,8 +80,10 @@ def packed_windows(data: DataKind, context: int, root: str | Path, key: str) -> 
 def _check_length(manifest: Mapping[str, Any], where: str | Path, context: int) -> None:
     for split, tokens in manifest["tokens"].items():
         if not window_count(tokens, context, manifest["row"]):
-            is_held_out = split == "validation"
-            share = "data.validation_fraction" if is_held_out else "max_tokens or the share kept for training"
+            share = {
+                "train": "data.max_tokens or the share kept for training",
+                "validation": "data.validation_tokens or data.validation_fraction",
+            }[split]
             raise DataError(
                 f"the {split} split in {where} has {tokens} tokens, fewer than one window of {context} + 1; give more "
                 f"text, raise {share}, or lower the context"

@@ -35,6 +35,7 @@ class TokenStore:
             loss / ln 2 / bytes_per_token; None if tokens are not text.
         row: tokens per row if the data is made of rows (hierarchy: context + 1, tasks: 2·context); None for
             running text.
+        boundaries: the ids that a text begins after and ends with; None where there is no such id.
         targets: whether a row is inputs and then a target for each, with the id one past the vocabulary for a target
             that is not scored; else targets are the inputs one token later.
     """
@@ -47,6 +48,7 @@ class TokenStore:
     entropy: float | None
     bytes_per_token: float | None
     row: int | None
+    boundaries: tuple[int | None, int | None]
     targets: bool = False
 
 
@@ -71,6 +73,9 @@ def read_store(path: Path, data: DataKind, context: int, key: str) -> TokenStore
             for split in ("train", "validation")
         )
         fields = {name: manifest[name] for name in ("vocabulary", "entropy", "bytes_per_token", "row")}
+        # End of text stands between documents and so precedes each of them.
+        end = manifest.get("end_of_text")
+        fields["boundaries"] = data.boundaries if end is None else (end, end)
         return TokenStore(path, train, validation, manifest, targets=manifest.get("targets", False), **fields)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -20,6 +20,7 @@ def store_of(train, validation=1000, row=None, **values):
         entropy=None,
         bytes_per_token=None,
         row=row,
+        boundaries=(None, None),
         manifest={},
         **values,
     )

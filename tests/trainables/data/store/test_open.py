@@ -136,8 +136,8 @@ def test_the_tokenizer_learns_from_the_training_split_only(tmp_path, text_file):
     )
     store = open_store(FilesData(path=str(text_file), tokenizer="bpe", vocabulary=800), context=64, root=root)
     packed = Tokenizer.from_file(str(store.path / "tokenizer.json")).get_vocab()
-    assert packed == train_bpe(iter([train]), 800).bpe.get_vocab()
-    assert packed != train_bpe(iter([train, validation]), 800).bpe.get_vocab()
+    assert packed == train_bpe(iter([train]), 800).tokenizer.get_vocab()
+    assert packed != train_bpe(iter([train, validation]), 800).tokenizer.get_vocab()
 
 
 def test_limits_hold_exactly_and_end_the_reading(tmp_path, text_file):

@@ -7,12 +7,13 @@ STUDY := $(VENV)/.study
 INSTALLED := $(VENV)/.installed
 RESULTS ?= results
 
-.PHONY: help study evidence test test-gate test-all test-gpu fuzz lint format bench bench-gpu clean
+.PHONY: help study evidence evidence-families test test-gate test-all test-gpu fuzz lint format bench bench-gpu clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make study      install, run the quickstart study (5 to 11 minutes on 2 cores), write its report"
 	@echo "make evidence   fetch 6 MB of English text, train 1 to 8 layers on it (an hour on 2 cores), write its report"
+	@echo "make evidence-families   GPT-2 and Llama blocks on the same text (half an hour on 2 cores)"
 	@echo "make test       install, run the fast tests (2 to 6 minutes)"
 	@echo "make test-gate  the slow tests of the gate: whole studies, killed processes, servers (10 to 20 minutes)"
 	@echo "make test-all   all tests, also simulated clouds, coverage and presets (35 to 90 minutes; clouds, coverage and training only if their code changed)"
@@ -28,10 +29,13 @@ study: $(STUDY)
 
 # The text is in the source distribution of Django, which pip fetches.
 EVIDENCE := build/evidence
-evidence: $(STUDY)
-	@test -d $(EVIDENCE)/django-5.2.8 || { $(BIN)/python -m pip download -q --no-deps --no-binary :all: -d $(EVIDENCE) \
+$(EVIDENCE)/django-5.2.8: $(STUDY)
+	@test -d $@ || { $(BIN)/python -m pip download -q --no-deps --no-binary :all: -d $(EVIDENCE) \
 	  django==5.2.8 && tar -xzf $(EVIDENCE)/django-5.2.8.tar.gz -C $(EVIDENCE); }
+evidence: $(EVIDENCE)/django-5.2.8
 	@$(BIN)/interplay run docs/evidence/study.yaml --results "$(RESULTS)"
+evidence-families: $(EVIDENCE)/django-5.2.8
+	@$(BIN)/interplay run docs/evidence/families.yaml --results "$(RESULTS)"
 
 # Ray would start its workers at niceness 15, where they get no CPU time beside other work.
 test test-gate test-all fuzz: export RAY_worker_niceness := 0

@@ -15,8 +15,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from analysis.files import write_text
 from study.plan import Outcome, Plan, PlannedCell
-from study.spec.frontier import heads_of
-from trainables.cell import Shape
 from trainables.progress import Evaluation, Point
 from trainables.storage.storage import Folder, open_storage, patiently, shown, unusable
 
@@ -235,11 +233,16 @@ def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
         return None
     depth, width, heads, seed, budget, factor = (float(row.parameters.get(name) or 0) for name in SHAPE)
     frontier = plan.planner.spec.frontier
-    if depth not in frontier.depth_values or heads != heads_of(frontier, int(width)):
+    if depth not in frontier.depth_values or width % frontier.step:
         return None
-    shape = Shape(depth=int(depth), width=int(width), heads=int(heads))
-    planned = plan.planned_for(shape, budget, factor, int(seed), row.purpose)
-    return planned if planned.cell.key == row.cell else None
+    shape = frontier.shape(int(depth), int(width))
+    if heads != shape.heads:
+        return None
+    for steps in plan.planner.spec.training.step_counts(shape):
+        planned = plan.planned_for(shape, budget, factor, int(seed), row.purpose, steps)
+        if planned.cell.key == row.cell:
+            return planned
+    return None
 
 
 def outcomes(rows: Mapping[str, Row]) -> dict[str, Outcome]:

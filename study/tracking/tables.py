@@ -6,14 +6,19 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analysis.fit.study import Study, study_of
+from analysis.runs.columns import BITS_PER_BYTE
 from analysis.runs.table import RunTable
 from study.plan import Plan, PlannedCell
 from study.tracking.ledger import Row, with_recorded
+from trainables.model.family import OPTIONAL
 
 #: Columns of the run table that the plan of a cell decides.
 IDENTITY = (
-    *("cell", "depth", "width", "heads", "params", "total_params", "budget", "seed", "lr", "lr_factor"),
+    *("cell", "depth", "width", "heads", "params", "total_params", "budget", "compute", "seed"),
+    *("lr", "lr_factor"),
     *("tokens", "flops"),
+    # `compute` only of cells at equal FLOPs, and the following only of those that are not of the default network.
+    *("network", *OPTIONAL),
 )
 #: Columns that its training adds.
 MEASURED = ("epochs", "train_seconds", "tokens_per_second", "utilisation")
@@ -22,7 +27,7 @@ MEASURED = ("epochs", "train_seconds", "tokens_per_second", "utilisation")
 def identity(planned: PlannedCell) -> dict[str, str | int | float]:
     """Return what the run table and the tracker record of a cell before it is trained."""
     record = planned.row()
-    return {name: record[name] for name in IDENTITY}
+    return {name: record[name] for name in IDENTITY if name in record}
 
 
 def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
@@ -36,12 +41,15 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
     in_order = sorted(ended, key=lambda p: (rows[p.cell.key].ended, p.cell.key))
     order = {planned.cell.key: rank for rank, planned in enumerate(in_order, 1)}
     with_purpose = any(planned.purpose for planned in ended)
+    # Only text has bytes.
+    with_bytes = any(rows[planned.cell.key].bits_per_byte is not None for planned in ended)
     # Measures of single layers are in `layer_table`.
     measured = sorted({name for row in rows.values() for name in row.measures if "/" not in name})
     lines = [
         {
             **identity(planned),
             "loss": row.loss,
+            **({BITS_PER_BYTE: row.bits_per_byte} if with_bytes else {}),
             "status": row.status,
             "reason": row.reason,
             "vocabulary": plan.vocabulary,

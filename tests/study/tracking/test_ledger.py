@@ -1,9 +1,12 @@
 import json
+import math
 import multiprocessing
 import os
 
+import pandas as pd
 import pytest
 
+from analysis.runs.table import read_runs
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
@@ -45,6 +48,21 @@ def test_run_table_has_the_columns_of_the_contract_in_the_plans_order(plan):
     assert list(table.frame["loss"]) == [1 + i / 100 for i in range(len(plan.cells))]
     first = plan.cells[0]
     assert table.frame["total_params"].iloc[0] == first.parameters.total
+
+
+def test_bits_per_byte_are_a_column_of_the_run_table_where_a_cell_has_them(plan, tmp_path):
+    rows = {p.cell.key: row(p, loss=1 + i / 100) for i, p in enumerate(plan.cells)}
+    assert "bits_per_byte" not in run_table(plan, rows).frame
+    known = {key: one.model_copy(update={"bits_per_byte": one.loss / 2}) for key, one in rows.items()}
+    known[plan.cells[0].cell.key] = rows[plan.cells[0].cell.key]
+    table = run_table(plan, known)
+    assert math.isnan(table.frame["bits_per_byte"].iloc[0])
+    assert list(table.frame["bits_per_byte"][1:]) == [one / 2 for one in table.frame["loss"][1:]]
+    again = read_runs(table.write_csv(tmp_path / "runs.csv"))
+    assert again.notes == run_table(plan, rows).notes
+    pd.testing.assert_frame_equal(
+        again.used[["loss", "bits_per_byte"]], table.used[["loss", "bits_per_byte"]]
+    )
 
 
 def test_cells_without_a_row_are_not_in_the_table_and_bad_endings_have_their_reason(plan):
@@ -306,3 +324,14 @@ def test_cells_of_an_arm_are_marked_unless_the_study_lists_them_itself(plan, whe
     assert "order" not in table, "a grid has no order of its own"
     both = make_plan(load_spec(SMALL, ["search.lr_factors=[1, 2]"]))
     assert "purpose" not in run_table(both, study_rows(both, where.ledger.rows())).frame
+
+
+def test_sensitivity_runs_of_several_numbers_of_tokens_are_planned_again_with_their_own(where):
+    several = make_plan(load_spec(SMALL, ["training.tokens=[400k, 800k]"]))
+    first = several.cells[0]
+    steps = first.cell.recipe.steps
+    again = several.planned_for(first.cell.shape, first.budget, 2.0, first.cell.seed, "sensitivity", steps)
+    where.ledger.put(searched(several, again, 1.0, purpose="sensitivity"))
+    known = study_rows(several, where.ledger.rows())
+    assert with_recorded(several, known).by_key(again.cell.key) == again
+    assert again.tokens == first.tokens < several.planner.recipe.tokens

@@ -14,7 +14,7 @@ from study.plan.plan import make_plan
 from study.run.recorder import Recorder
 from study.spec.study import load_spec
 from study.tracking.ledger import CurveUpdate, Ledger
-from study.tracking.mlflow_mirror import Mirror
+from study.tracking.mirror import Mirror
 from study.tracking.study_paths import StudyPaths
 from tests.stubs import stub_result
 from tests.study.small import SMALL
@@ -24,7 +24,7 @@ from tests.study.tracking.examples import cell_runs, history, mlflow_study, poin
 class MemoryTracker:
     """A tracker that is one class: it keeps everything in memory, and fails while `away` is set."""
 
-    address, refused = "memory", None
+    address, refused, hint = "memory", None, None
 
     def __init__(self):
         self.away, self.ended, self.curves, self.status = False, {}, [], None
@@ -72,7 +72,7 @@ def finish(mirror, ledger, *rows):
 
 def mirrored(tracker, ledger, *rows, live=()):
     """One run of a study that finishes these cells."""
-    mirror = Mirror(tracker, ledger, ledger.rows().values())
+    mirror = Mirror([tracker], ledger, ledger.rows().values())
     mirror.open()
     mirror.start()
     for update in live:
@@ -91,8 +91,8 @@ def wait_until(condition):
 
 
 def test_live_curves_and_rows_reach_mlflow_and_every_run_ends(uri, ledger):
-    mirror = Mirror(mlflow_study(uri), ledger, [])
-    assert mirror.open() is None
+    mirror = Mirror([mlflow_study(uri)], ledger, [])
+    assert mirror.open() == []
     mirror.start()
     mirror.put(CurveUpdate("aaaa", "L1", {"depth": 1}, [point(10)]))
     wait_until(lambda: "aaaa" in statuses(uri))
@@ -100,7 +100,7 @@ def test_live_curves_and_rows_reach_mlflow_and_every_run_ends(uri, ledger):
     finish(mirror, ledger, row("aaaa", steps=(10, 20)), row("bbbb", status="failed", reason="boom"))
     mirror.close()
     mirror.finish("FINISHED")
-    assert mirror.problem is None
+    assert mirror.problems == []
     assert statuses(uri) == {"aaaa": "FINISHED", "bbbb": "FAILED", "cccc": "KILLED"}
     (study,) = runs(uri, "tags.`interplay.kind` = 'study'")
     assert study.info.status == "FINISHED"
@@ -120,30 +120,30 @@ def test_a_second_run_makes_no_run_twice_and_sends_nothing_again(uri, ledger):
 def test_a_tracker_that_is_away_loses_no_row_and_the_same_or_the_next_run_sends_it(ledger, when):
     tracker = MemoryTracker()
     tracker.away = when == "start"
-    mirror = Mirror(tracker, ledger, [])
-    assert mirror.open() == ("it does not answer" if when == "start" else None)
+    mirror = Mirror([tracker], ledger, [])
+    assert mirror.open() == (["it does not answer"] if when == "start" else [])
     mirror.start()
     finish(mirror, ledger, row("aaaa"))
     if when == "start":
-        wait_until(lambda: mirror.problem)
+        wait_until(lambda: mirror.problems)
         tracker.away = False
     else:
         wait_until(lambda: "aaaa" in tracker.ended)
         tracker.away = True
     finish(mirror, ledger, row("bbbb"))
     if when == "middle":
-        wait_until(lambda: mirror.problem)
+        wait_until(lambda: mirror.problems)
         tracker.away = False
     finish(mirror, ledger, row("cccc"))
     mirror.close()
     mirror.finish("FINISHED")
     assert set(ledger.rows()) == {"aaaa", "bbbb", "cccc"}
     if when == "end":
-        assert mirror.problem
+        assert mirror.problems
         assert set(tracker.ended) == {"aaaa"}
         tracker.away = False
         mirror = mirrored(tracker, ledger)
-    assert mirror.problem is None
+    assert mirror.problems == []
     assert set(tracker.ended) == {"aaaa", "bbbb", "cccc"}
     assert tracker.status == "FINISHED"
 
@@ -154,9 +154,9 @@ def test_a_dead_server_gets_its_rows_later(uri, ledger):
         dead = f"http://127.0.0.1:{probe.getsockname()[1]}"
     live = [CurveUpdate(f"cell{index}", "L1", {}, [point(10)]) for index in range(20)]
     mirror = mirrored(mlflow_study(dead), ledger, *(row(f"cell{index}") for index in range(20)), live=live)
-    assert "does not answer" in mirror.problem
+    assert "does not answer" in mirror.problems[0]
     assert len(ledger.rows()) == 20
-    assert mirrored(mlflow_study(uri), ledger).problem is None
+    assert mirrored(mlflow_study(uri), ledger).problems == []
     assert len(statuses(uri)) == 20
 
 
@@ -164,7 +164,7 @@ def test_a_row_that_the_tracker_refuses_keeps_no_other_from_it(ledger):
     tracker = MemoryTracker()
     tracker.broken = {"aaaa"}
     mirror = mirrored(tracker, ledger, row("aaaa"), row("bbbb"))
-    assert mirror.problem == "refused"
+    assert mirror.problems == ["memory: refused"]
     assert set(tracker.ended) == {"bbbb"}
 
 
@@ -178,9 +178,9 @@ def test_a_ledger_that_cannot_be_read_keeps_no_other_row_from_the_tracker(ledger
     with monkeypatch.context() as patch:
         patch.setattr(ledger, "get", get)
         mirror = mirrored(tracker, ledger, row("aaaa"), row("bbbb"))
-    assert mirror.problem == "the storage does not answer"
+    assert mirror.problems == ["memory: the storage does not answer"]
     assert set(tracker.ended) == {"bbbb"}
-    assert mirrored(tracker, ledger).problem is None
+    assert mirrored(tracker, ledger).problems == []
     assert set(tracker.ended) == {"aaaa", "bbbb"}
 
 
@@ -194,7 +194,7 @@ def test_a_tracker_that_hangs_holds_no_study_up(ledger):
             tracker.ended[row.cell] = "the driver waited for it"
 
     tracker.log_row = log_row
-    mirror = Mirror(tracker, ledger, [])
+    mirror = Mirror([tracker], ledger, [])
     mirror.start()
     finish(mirror, ledger, row())
     assert asked.wait(50)
@@ -202,13 +202,13 @@ def test_a_tracker_that_hangs_holds_no_study_up(ledger):
     finish(mirror, ledger, row("cccc"))
     mirror.close(patience=0.2)
     mirror.finish("FINISHED")
-    assert mirror.problem == "memory took more than 0 s"
+    assert mirror.problems == ["memory took more than 0 s"]
     assert (tracker.ended, tracker.status) == ({}, None)
     over.set()
 
 
 def test_a_cell_that_failed_before_is_sent_while_it_runs_again(ledger, monkeypatch):
-    monkeypatch.setattr("study.tracking.mlflow_mirror.BATCH_SECONDS", 0.05)
+    monkeypatch.setattr("study.tracking.mirror.BATCH_SECONDS", 0.05)
     tracker = MemoryTracker()
     mirrored(tracker, ledger, row("aaaa", "failed", reason="out of memory"))
     mirrored(tracker, ledger, row("aaaa", ended=13.0), live=[CurveUpdate("aaaa", "L1", {}, [point(10)])])
@@ -241,7 +241,7 @@ def run_and_die(uri, place, call, number):
 
     tracker.log_curve = log_and_report
     # Twenty steps live, then the row: in one batch, the mirror would send the row alone.
-    mirror = Mirror(tracker, ledger, [])
+    mirror = Mirror([tracker], ledger, [])
     mirror.open()
     mirror.start()
     mirror.put(CurveUpdate("aaaa", "L1-d8-aaaa", row().parameters, [point(10)]))
@@ -268,7 +268,7 @@ def test_a_driver_killed_at_any_call_of_mlflow_loses_and_doubles_nothing(uri, tm
     assert child.exitcode == -signal.SIGKILL
     if not ledger.rows():
         ledger.put(row())  # the next run trains the cell
-    assert mirrored(mlflow_study(uri), ledger).problem is None
+    assert mirrored(mlflow_study(uri), ledger).problems == []
     assert statuses(uri) == {"aaaa": "FINISHED"}
     run = cell_runs(uri)["aaaa"]
     assert run.data.params == {"depth": "1", "lr": "0.25", "init": "fan_in"}
@@ -286,7 +286,7 @@ def test_causes_of_lost_trials_are_there_before_the_cell_ends_and_stay_in_later_
 
     def lost(*reasons, result=None):
         """The tag after a run of the study that loses a trial for each reason, and then stops or ends the cell."""
-        mirror = Mirror(mlflow_study(uri), paths.ledger, paths.ledger.rows().values())
+        mirror = Mirror([mlflow_study(uri)], paths.ledger, paths.ledger.rows().values())
         mirror.open()
         mirror.start()
         recorder = Recorder(plan, {}, mirror, paths)
@@ -296,7 +296,7 @@ def test_causes_of_lost_trials_are_there_before_the_cell_ends_and_stay_in_later_
         if result:
             recorder.ended(planned, result)
         mirror.close()
-        assert mirror.problem is None
+        assert mirror.problems == []
         return cell_runs(uri)[planned.cell.key].data.tags.get("interplay.lost_trials")
 
     assert lost() is None
@@ -316,4 +316,4 @@ def test_a_store_that_no_waiting_mends_is_refused_before_the_study(ledger):
 
     tracker.open = refuse
     with pytest.raises(SpecError, match="deleted"):
-        Mirror(tracker, ledger, []).open()
+        Mirror([tracker], ledger, []).open()

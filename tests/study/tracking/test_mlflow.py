@@ -15,11 +15,13 @@ from study.plan.plan import make_plan
 from study.run.recorder import Recorder
 from study.spec.study import load_spec
 from study.tracking.ledger import CurveUpdate, study_rows
-from study.tracking.mlflow_mirror import BATCH, Mirror, progress
+from study.tracking.mirror import Mirror
+from study.tracking.mlflow_mirror import BATCH
 from study.tracking.mlflow_store import Experiment, server_problem, tracking_uri
 from study.tracking.mlflow_view import page
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import run_table
+from study.tracking.targets import progress
 from tests.simulated_study import Truth, shapes_of, simulate
 from tests.stubs import stub_result
 from tests.study.small import SMALL
@@ -159,7 +161,7 @@ def test_fit_reads_from_mlflow_what_the_ledger_has_to_the_last_digit(uri, tmp_pa
     plan = make_plan(load_spec(SMALL))
     paths = StudyPaths(tmp_path, "study")
     paths.folder.mkdir()
-    mirror = Mirror(mlflow_study(uri), paths.ledger, [])
+    mirror = Mirror([mlflow_study(uri)], paths.ledger, [])
     mirror.open()
     mirror.start()
     recorder = Recorder(plan, {}, mirror, paths)
@@ -172,7 +174,7 @@ def test_fit_reads_from_mlflow_what_the_ledger_has_to_the_last_digit(uri, tmp_pa
     diverged = stub_result(status="diverged", loss=None, evaluations=(Evaluation(step=1, loss=9.0),))
     recorder.ended(plan.cells[6], diverged)
     mirror.close()
-    assert mirror.problem is None
+    assert mirror.problems == []
     ours = run_table(plan, study_rows(plan, paths.ledger.rows())).frame.set_index("cell")
     theirs = read_runs("mlflow:study", {}, tracking_uri=uri).frame.set_index("cell")
     shared = [name for name in theirs.columns if name in ours.columns]

@@ -14,12 +14,11 @@ from study.spec.study import load_spec
 from study.tracking.mlflow_mirror import (
     PARAMETER_CHARACTERS,
     PARAMETERS,
-    make_mirror,
-    mirror_study,
     spec_parameters,
 )
 from study.tracking.mlflow_store import Experiment, server_problem
 from study.tracking.study_paths import study_paths
+from study.tracking.targets import make_mirror, mirror_study
 from tests.environment import free_port
 from tests.study.small import SMALL
 from tests.study.tracking.examples import ALL_RUNS, cell_runs, mlflow_study, row, study_run
@@ -189,11 +188,11 @@ def test_a_store_that_refuses_deletion_keeps_the_old_run_and_says_so_once(record
         else:
             paths = study_paths(wider, recorded)
             mirror = make_mirror(wider, "p", paths, paths.ledger.rows().values(), {})
-            assert mirror.open() is None
+            assert mirror.open() == []
             mirror.start()
             mirror.close()
             mirror.finish("FINISHED")
-            said = mirror.problem
+            (said,) = mirror.problems
     assert said.count("could not be deleted (Permission denied)") == 1
     assert (study_run(uri).info.run_id, study_run(uri).data.params) == (
         before.info.run_id,

@@ -1,0 +1,65 @@
+"""The mirror of a study with the targets that its spec names, and `interplay mirror`, which sends what they lack."""
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from study.errors import SpecError
+from study.plan import Plan, make_plan
+from study.spec.resources import WandbSection
+from study.spec.study import StudySpec
+from study.tracking.ledger import Row, study_rows
+from study.tracking.mirror import Mirror, Target
+from study.tracking.mlflow_mirror import MlflowStudy, spec_parameters
+from study.tracking.mlflow_store import tracking_uri
+from study.tracking.study_paths import StudyPaths, study_paths
+from study.tracking.tensorboard import TensorBoardStudy
+from study.tracking.wandb_runs import WandbStudy
+
+
+def make_mirror(
+    spec: StudySpec, protocol: str, paths: StudyPaths, rows: Iterable[Row], tags: Mapping[str, str]
+) -> Mirror:
+    """Return the mirror of a study; `rows` may hold those of other studies, and its run has these tags."""
+    uri = tracking_uri(spec.tracking.uri, paths.results)
+    known = {"interplay.protocol": protocol, "interplay.spec": spec.to_yaml(), **tags}
+    targets: list[Target] = [MlflowStudy(uri, spec.experiment, paths, known, spec_parameters(spec))]
+    if "tensorboard" in spec.tracking.also:
+        targets.append(TensorBoardStudy(paths.folder / "tensorboard"))
+    if "wandb" in spec.tracking.also:
+        section = spec.tracking.wandb or WandbSection()
+        targets.append(WandbStudy(paths.folder / "wandb", spec.name, spec.experiment, section))
+    return Mirror(targets, paths.ledger, [row for row in rows if row.study == spec.name])
+
+
+def mirror_study(spec: StudySpec, results: Path) -> str:
+    """Send the rows of a study that its trackers lack, and its answer; return the places and the number of rows.
+
+    Raises:
+        SpecError: the study has no rows or is being run, or a tracker cannot be used.
+    """
+    plan, paths = make_plan(spec, to_read=True), study_paths(spec, results.resolve())
+    rows = [row for row in paths.ledger.rows().values() if row.study == spec.name]
+    if not rows:
+        raise SpecError(f"the study {spec.name!r} has no rows in {paths.ledger.name} yet.")
+    newest = max(rows, key=lambda row: row.ended)
+    with paths.locked():
+        mirror = make_mirror(spec, plan.protocol, paths, rows, {"interplay.revision": newest.revision})
+        mirror.open()
+        mirror.start()
+        mirror.close(patience=None)
+        finished = paths.fit is not None
+        done = progress(plan, study_rows(plan, paths.ledger.rows()).values())
+        mirror.finish("FINISHED" if finished else "KILLED", "" if finished else done, patience=None)
+    refused = [one.refused for one in mirror.targets if one.refused]
+    if problems := [one for one in mirror.problems if one not in refused]:
+        raise SpecError(f"{'; '.join(problems)}. The rows are in {paths.ledger.name}.")
+    store, *others = (one.address for one in mirror.targets)
+    places = ", ".join([f"{store}, experiment {spec.experiment}", *others])
+    return " ".join([f"{len(rows)} rows of {spec.name} are in {places}.", *(f"{one}." for one in refused)])
+
+
+def progress(plan: Plan, rows: Collection[Row]) -> str:
+    """Return how many cells of an unfinished study are done, in a sentence; a search may choose fewer than planned."""
+    done = sum(row.status != "failed" and not row.purpose for row in rows)
+    most = "at most " if plan.search.chooses_cells else ""
+    return f"Unfinished: {done} of {most}{len(plan.cells)} cells are done."

@@ -72,7 +72,8 @@ def percent(share: float) -> str:
 def prefixed(value: float) -> str:
     """A number in three digits with its decimal prefix, such as `1.23M`."""
     for power, prefix in zip(range(24, 0, -3), "YZEPTGMk", strict=True):
-        if value >= 10**power:
+        # From 999.5 on three digits are those of the next prefix.
+        if value >= 0.9995 * 10**power:
             return f"{value / 10**power:.3g}{prefix}"
     return f"{value:.3g}"
 

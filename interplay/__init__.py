@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.errors import InputError
-from analysis.law.near_optimal import WITHIN, Within
+from analysis.law.near_optimal import Within
 from interplay.errors import explained
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from analysis.fit.recommendation import NamedFit
     from analysis.law.shape import ComputeShape, Shape
     from analysis.runs.table import Count, RunTable
+    from analysis.units import UnitOption
     from interplay.answer import Answer, StudyPlan
     from study.results.answer import Runs
     from study.spec.study import StudySpec
@@ -149,24 +150,28 @@ def fit(
     uri: str | None = None,
     level: float = 0.95,
     tokens: float | None = None,
+    unit: "UnitOption" = "nats",
     where: Mapping[str, object] | None = None,
     **columns: str,
 ) -> "Answer":
     """Find the crossings of a source and fit the threshold law; the arguments are those of `read`.
 
     `level` is that of all intervals, between 0 and 1. `tokens` are the training tokens at which shapes are compared, by
-    default the most that all shapes have.
+    default the most that all shapes have. `unit` is that of the losses in the answer: `nats` per token, or `bpb`, bits
+    per byte of the text; it changes no crossing and no shape.
 
     Raises:
         SpecError: as of `read`.
-        InputError: as of `read`; no row can be used, or the level or the tokens are wrong.
+        InputError: as of `read`; no row can be used, the level, the tokens or the unit are wrong, or the unit needs
+            bytes that are not known.
     """
     from interplay.answer import Answer
     from study.results.answer import StudyRuns, fit_source
 
     runs = _runs(source, changes, results, count, uri, where, columns)
     failed = runs.failed if isinstance(runs, StudyRuns) else {}
-    return Answer(runs.title, runs.table, fit_source(runs, level=level, tokens=tokens), runs.known, failed)
+    found = fit_source(runs, level=level, tokens=tokens, unit=unit)
+    return Answer(runs.title, runs.table, found, runs.known, failed)
 
 
 @explained()
@@ -176,7 +181,7 @@ def recommend(
     flops: float | str | None = None,
     law: str | None = None,
     fit: "Answer | str | Path | None" = None,
-    within: Within = WITHIN,
+    within: Within = None,
 ) -> "Shape | Comparison | ComputeShape":
     """Return the best shape of N non-embedding parameters, by a law or a fit, or by all published evidence.
 
@@ -189,7 +194,8 @@ def recommend(
         flops: a budget of training FLOPs instead of N, such as 1e20.
         law: levine2020, liu2026, or log3, the least depth by theory.
         fit: an answer, or the path of a `fit.json`.
-        within: nats per token within which a depth counts as near-optimal.
+        within: what a near-optimal depth may lose, in the unit of the fit, or a share of the loss such as "0.5%"; by
+            default 0.005 nats per token.
 
     Raises:
         InputError: both `law` and `fit`, both or none of `params` and `flops`, one of these or the law is wrong, the
@@ -220,7 +226,7 @@ def audit(
     vocabulary: int | None = None,
     law: str | None = None,
     fit: "Answer | str | Path | None" = None,
-    within: Within = WITHIN,
+    within: Within = None,
 ) -> "Audit":
     """Compare a model, by its HuggingFace config or its shape, with all published evidence, or with one law or fit.
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from analysis.errors import shortened
 from analysis.fit.document import Fit
 from analysis.fit.sentences import answers
-from analysis.law.near_optimal import WITHIN, Within
+from analysis.law.near_optimal import Within
 from analysis.law.shape import ComputeShape, Shape
 from analysis.numbers import counted, duration, prefixed
 from analysis.runs.table import RunTable
@@ -86,7 +86,8 @@ class Answer:
     def best(self) -> pd.DataFrame:
         """The shape of lowest loss at each size, and the depths that are statistically tied with it."""
         columns = ["params", "depth", "width", "loss", "tied"]
-        rows = [(one.params, one.depth, one.width, one.loss, one.near) for one in self.fit.best]
+        per_nat = self.fit.loss_unit.per_nat
+        rows = [(one.params, one.depth, one.width, per_nat * one.loss, one.near) for one in self.fit.best]
         return pd.DataFrame(rows, columns=columns)
 
     @cached_property
@@ -101,7 +102,7 @@ class Answer:
 
     @explained()
     def recommend(
-        self, params: float | str | None = None, within: Within = WITHIN, *, flops: float | str | None = None
+        self, params: float | str | None = None, within: Within = None, *, flops: float | str | None = None
     ) -> Shape | ComputeShape:
         """Return the best shape of N non-embedding parameters, or of a compute in FLOPs; numbers or text such as "7B".
 

@@ -9,7 +9,7 @@ import yaml
 from analysis.audit.evidence import published_evidence
 from analysis.audit.model_config import model_config
 from analysis.audit.verdict import Audit, audit
-from analysis.law.near_optimal import WITHIN, Within
+from analysis.law.near_optimal import Within
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class KnownModel:
         return {"name": document.pop("model"), "year": self.year, "parameters": self.parameters, **document}
 
 
-def known_models(within: Within = WITHIN) -> list[KnownModel]:
+def known_models(within: Within = None) -> list[KnownModel]:
     """Compare the well-known models with every law, ordered by N.
 
     Raises:

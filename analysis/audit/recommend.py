@@ -10,7 +10,7 @@ from analysis.audit.evidence import Evidence, published_evidence
 from analysis.errors import InputError
 from analysis.fit.recommendation import NamedFit, losses_by, named_fit, shapes_by
 from analysis.intervals import width_of
-from analysis.law.near_optimal import WITHIN, Within, nats_of, near_optimal
+from analysis.law.near_optimal import Within, nats_of, near_optimal
 from analysis.law.published import (
     LEAST_DEPTH,
     PUBLISHED,
@@ -29,6 +29,7 @@ from analysis.law.shape import (
     buildable_width,
     check_size,
     flops_hint,
+    in_unit,
 )
 from analysis.numbers import human, parse_number, short
 
@@ -93,7 +94,7 @@ def ends_of_range(values: tuple[int, int]) -> str:
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
-def compare(sizes: Sequence[float | str], within: Within = WITHIN) -> list[Comparison]:
+def compare(sizes: Sequence[float | str], within: Within = None) -> list[Comparison]:
     """Return the best shapes of each size N, such as 1e9 or 7B, by every published law and table.
 
     Raises:
@@ -128,12 +129,13 @@ def _no_depth(who: str, params: Sequence[float], reason: str | None, command: st
 
 
 def recommend(
-    fit: Path | NamedFit | None, name: str | None, sizes: Sequence[float | str], within: Within = WITHIN
+    fit: Path | NamedFit | None, name: str | None, sizes: Sequence[float | str], within: Within = None
 ) -> tuple[str, list[Shape]]:
     """Return the source of the recommendation in words, and the best shape for each size N, such as 1e9 or 7B.
 
     From a fit, the answer for each N is that of `recommended`. Each shape has `near_optimal`: the depths that
-    lose at most `within` nats per token, and what the shape itself loses; None without a law of the loss. The law
+    lose at most `within`, and what the shape itself loses; None without a law of the loss. `within` and the losses of
+    the shapes are in the unit of the fit, and nats per token by a law. The law
     `log3` gives the least depth by theory, see `least_shape`.
 
     Raises:
@@ -165,6 +167,7 @@ def recommend(
     check = named.fit.learning_rate.sentence if named.fit.learning_rate else None
     chosen = [replace(item, learning_rate=check) for item in shapes_by(named, params, within)]
     measured = all(shape.source in ("measured", "none") for shape in chosen)
+    chosen = [in_unit(item, named.fit.loss_unit) for item in chosen]
     return f"{'losses' if measured else 'laws'} of {named.name}", chosen
 
 
@@ -193,7 +196,8 @@ def recommend_at_compute(
                 "budgets of compute or more and at each three sizes or more, around that of least loss, of two depths "
                 f"or more. {instead}"
             )
-        shapes, source = [found.at(value) for value in flops], f"losses of {named.name}"
+        shapes = [in_unit(found.at(value), named.fit.loss_unit) for value in flops]
+        source = f"losses of {named.name}"
         add = "Ask inside them, or add a budget of compute to the table."
         hint = f"{add if shapes[0].extrapolated else 'Add sizes at that compute to the table.'} {instead}"
     else:
@@ -221,7 +225,7 @@ def recommend_one(
     name: str | None,
     params: float | str | None,
     flops: float | str | None,
-    within: Within = WITHIN,
+    within: Within = None,
 ) -> Shape | ComputeShape:
     """Return the best shape of one size N, by `recommend`, or of one compute, by `recommend_at_compute`.
 
@@ -235,13 +239,17 @@ def recommend_one(
     if flops is None:
         assert params is not None
         return recommend(fit, name, [params], within)[1][0]
-    if within != WITHIN:
+    if within is not None:
         raise InputError(f"`within` is for a size N. Leave it out: recommend(flops={flops}).")
     return recommend_at_compute(fit, name, [flops])[1][0]
 
 
 def fit_evidence(named: NamedFit, within: Within) -> Evidence:
-    """The evidence of a fit: its answer for each N is that of `recommended`, with an error where it has none."""
+    """The evidence of a fit: its answer for each N is that of `recommended`, with an error where it has none.
+
+    It is in nats per token, as published laws are.
+    """
+    named = NamedFit(named.name, replace(named.fit, unit="nats per token"))
 
     def losses(params: float, depth: float | None, within: Within) -> NearOptimal | None:
         return losses_by(named.fit, params, depth, within)

@@ -6,7 +6,7 @@ models are small.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import pandas as pd
 
 from analysis.curves.noise import Floats
 from analysis.curves.posterior import Ranks, common_exponent, designs
+from analysis.units import LOSS
 
 #: A run is unusual beyond this many robust standard deviations.
 UNUSUAL = 6.0
@@ -52,8 +53,8 @@ class UnusualRun:
     width: int
     params: float
     seed: int
-    loss: float
-    above: float
+    loss: float = field(metadata=LOSS)
+    above: float = field(metadata=LOSS)
     deviations: float
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.fit.compute import ComputeAnswer
 from analysis.intervals import Interval
 from analysis.law.reading import AtSize, Range, Reading
-from analysis.law.shape import MOST_SHAPES, buildable_width, near_words
+from analysis.law.shape import MOST_SHAPES, ComputeShape, buildable_width, near_words
 from analysis.numbers import (
     counted,
     digits,
@@ -183,12 +183,12 @@ def compute_sentences(compute: ComputeAnswer, level: float) -> list[str]:
     return lines if largest.depth else [*lines, largest.sentence]
 
 
-def next_depth(rows: pd.DataFrame, best: Sequence[AtSize]) -> NextDepth | None:
+def next_depth(rows: pd.DataFrame, best: Sequence[AtSize] | Sequence[ComputeShape]) -> NextDepth | None:
     """The depth to add if the deepest one is the best at the largest size and no other is near; None otherwise.
 
     Args:
         rows: the losses compared.
-        best: of each size, ascending.
+        best: of each size, or at equal FLOPs of each compute, ascending.
     """
     depths = sorted({int(depth) for depth in rows["depth"]})
     if not best or len(depths) < 2 or (best[-1].near or (best[-1].depth,)) != (depths[-1],):

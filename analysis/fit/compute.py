@@ -1,7 +1,7 @@
 """The best depth at equal compute: which depth, width and number of tokens a budget of FLOPs is best spent on."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from analysis.curves.budgets import width_step
 from analysis.fit.study import Study, estimates_of
@@ -9,12 +9,14 @@ from analysis.intervals import width_of
 from analysis.law.crossings import NEAR_END, Crossing
 from analysis.law.reading import AtSize, Reading, read_curves
 from analysis.law.shape import ComputeShape, DepthAtCompute, buildable_width
-from analysis.numbers import digits, human, layers, listed, scientific
+from analysis.numbers import counted, digits, human, layers, listed, listed_layers, scientific
+from analysis.runs.columns import planned_compute
 from analysis.runs.isoflop import BestSize, compute_minima
 from analysis.runs.tokens import Rule
+from analysis.units import LOSS
 
 #: Rules of tokens under which a table may have several budgets of compute.
-RULES: tuple[Rule, ...] = ("groups", "equal_compute", "unequal")
+RULES: tuple[Rule, ...] = ("groups", "equal_compute", "compute", "unequal")
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class LowestLoss:
     depth: int
     flops: float
     params: float
-    loss: float
+    loss: float = field(metadata=LOSS)
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,12 @@ class ComputeAnswer:
         if found is None:
             reason = "no two depths have a least loss inside their sizes there"
             return _nothing(flops, reason)
-        if better := self._better(flops, found):
+        if found_better := self._better(flops, found):
+            better, least = found_better
             reason = (
-                f"{layers(better.depth)} have a loss of {digits(better.loss, 5)} with {human(better.params)} "
-                f"parameters at {scientific(better.flops)} FLOPs, below the least one of any other depth, but no least "
-                "loss inside their sizes"
+                f"{layers(better.depth)} have a loss {digits(100 * (1 - better.loss / least))} % below the least one "
+                f"of any other depth, with {human(better.params)} parameters at {scientific(better.flops)} FLOPs, but "
+                "no least loss inside their sizes"
             )
             return _nothing(flops, reason)
         step, sizes = self.reading.width_step, {size.depth: size for size in self.sizes}
@@ -101,8 +104,8 @@ class ComputeAnswer:
             width_step=step,
         )
 
-    def _better(self, flops: float, found: AtSize) -> LowestLoss | None:
-        """A loss at a budget next to this compute below that of the best depth, of a depth without a minimum."""
+    def _better(self, flops: float, found: AtSize) -> tuple[LowestLoss, float] | None:
+        """A loss at a budget next to this compute below the least one there, of a depth without a minimum; and both."""
         low = max((one for one in self.budgets if one <= flops * math.exp(NEAR_END)), default=flops)
         high = min((one for one in self.budgets if one >= flops * math.exp(-NEAR_END)), default=flops)
         measured = {shape.depth for shape in found.shapes}
@@ -110,13 +113,70 @@ class ComputeAnswer:
             if low <= one.flops <= high and one.depth not in measured:
                 there = self.reading.at(one.flops)
                 if there is not None and one.loss < there.loss:
-                    return one
+                    return one, there.loss
         return None
 
     @property
     def best(self) -> tuple[ComputeShape, ...]:
         """The shape of least loss at every budget with one."""
         return tuple(shape for shape in map(self.at, self.budgets) if shape.depth is not None)
+
+
+@dataclass(frozen=True)
+class NextSizes:
+    """Sizes to add to a study at equal FLOPs, because the least loss of a depth is at an end of its sizes.
+
+    Attributes:
+        smaller, larger: (depth, FLOPs) with the least loss at the smallest and at the largest size.
+        runs, flops: of one more size on these sides for every depth and compute, with all seeds; 0 and None without a
+            plan.
+        how: the command that adds it, empty without a spec.
+        refused: why the spec does not allow it as it is, a sentence; then there is no command.
+    """
+
+    smaller: tuple[tuple[int, float], ...]
+    larger: tuple[tuple[int, float], ...]
+    runs: int = 0
+    flops: float | None = None
+    how: str = ""
+    refused: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What to train next."""
+        sides = (("smallest", "smaller", self.smaller), ("largest", "larger", self.larger))
+        ends = [f"at the {end} size of {_places(places)}" for end, _, places in sides if places]
+        wanted = " and ".join(word for _, word, places in sides if places)
+        cost = f" ({counted(self.runs, 'run')}, {scientific(self.flops)} FLOPs)" if self.flops else ""
+        add = f"; add them with `{self.how}`" if self.how else ""
+        why = f" The spec does not allow them as it is: {self.refused}" if self.refused else ""
+        return f"Next: train {wanted} sizes{cost}, because the least loss is {listed(ends)}{add}.{why}"
+
+
+def _places(places: tuple[tuple[int, float], ...]) -> str:
+    """`2 and 4 layers at 1e15 FLOPs and 4 layers at 1e16 FLOPs`."""
+    computes = dict.fromkeys(flops for _, flops in places)
+    each = ((listed_layers([depth for depth, at in places if at == flops]), flops) for flops in computes)
+    return listed([f"{depths} at {scientific(flops)} FLOPs" for depths, flops in each])
+
+
+def next_sizes(study: Study, answer: ComputeAnswer | None) -> NextSizes | None:
+    """The sizes missing in a study at equal FLOPs; None of another study, or with each least loss inside the sizes."""
+    planned = planned_compute(study.rows)
+    if study.comparison.tokens.rule != "compute" or planned is None:
+        return None
+    without = None if answer is None else {(one.depth, one.flops) for one in answer.lowest}
+    smaller: list[tuple[int, float]] = []
+    larger: list[tuple[int, float]] = []
+    for _, part in study.rows.assign(at=planned).groupby(["at", "depth"]):
+        place = int(part["depth"].iloc[0]), float(part["at"].iloc[0])
+        means = part.groupby("params")["loss"].mean().to_numpy()
+        if len(means) < 2 or (without is not None and place not in without):
+            continue
+        lowest = int(means.argmin())
+        if lowest in (0, len(means) - 1):
+            (larger if lowest else smaller).append(place)
+    return NextSizes(tuple(smaller), tuple(larger)) if smaller or larger else None
 
 
 def _nothing(flops: float, reason: str, *, outside: bool = False) -> ComputeShape:

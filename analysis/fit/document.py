@@ -9,8 +9,8 @@ from pydantic import PlainValidator
 from analysis.curves.unusual_runs import UnusualRun
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
-from analysis.fit.answer import NextDepth, next_depth, short_answer
-from analysis.fit.compute import ComputeAnswer, compute_answer
+from analysis.fit.answer import NextDepth, compute_sentences, next_depth, short_answer
+from analysis.fit.compute import ComputeAnswer, NextSizes, compute_answer, next_sizes
 from analysis.fit.rate_check import RateCheck
 from analysis.fit.study import Study, study_of
 from analysis.law.crossings import Crossing
@@ -20,10 +20,12 @@ from analysis.law.prediction import predict
 from analysis.law.reading import AtSize, Reading
 from analysis.law.shape import Shape, check_size
 from analysis.law.threshold_law import ThresholdLaw
+from analysis.runs.bytes import common_bytes, needed_bytes
 from analysis.runs.epochs import Epochs, epochs_of
 from analysis.runs.table import RunTable, why_not
 from analysis.runs.tokens import TokenRule
 from analysis.threads import single_threaded
+from analysis.units import UNITS, LossUnit, UnitName, UnitOption, losses_at, times
 
 _NAME = "fit file (`interplay fit RUNS --json` writes one)"
 #: Defaults of an alternative whose file has only the form.
@@ -33,6 +35,8 @@ _UNKNOWN_LAW = {"status": "insufficient", "reason": "not in the file", "level": 
 @dataclass(frozen=True)
 class Fit:
     """The fit of a run table.
+
+    All losses are in nats per token. The fit file, sentences and figures state them in `unit`.
 
     Attributes:
         crossings: of neighbouring depths. If sensitivity runs were trained, the intervals include the shift to the best
@@ -57,6 +61,9 @@ class Fit:
         level: of the intervals.
         learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
         next_depth: what to train next if the deepest model is the best at the largest size.
+        next_sizes: the sizes to train next in a study at equal FLOPs, if a depth has its least loss at an end of them.
+        unit: in which losses are stated.
+        bytes_per_token: of the text, if it is one number and known.
         study: what the figures are drawn from; None if read from a file.
     """
 
@@ -72,8 +79,10 @@ class Fit:
     reading: Reading = field(default_factory=Reading)
     best: tuple[AtSize, ...] = ()
     compute: ComputeAnswer | None = None
-    noise: dict[str, Any] = field(default_factory=dict)
-    curves: dict[str, Any] = field(default_factory=dict)
+    noise: dict[str, Any] = field(default_factory=dict, metadata=losses_at("sd", "loss"))
+    curves: dict[str, Any] = field(
+        default_factory=dict, metadata=losses_at("smooth_misfit", "misfit", "rms_residual")
+    )
     diverged: tuple[dict[str, Any], ...] = ()
     count: str = "nonembedding"
     epochs: Epochs | None = None
@@ -82,10 +91,25 @@ class Fit:
     warnings: tuple[str, ...] = ()
     learning_rate: RateCheck | None = None
     next_depth: NextDepth | None = None
+    next_sizes: NextSizes | None = None
+    unit: UnitName = "nats per token"
+    bytes_per_token: float | None = None
     # A file has no study: data frames are not read.
     study: Annotated[Study | None, PlainValidator(lambda _: None)] = field(
         default=None, compare=False, repr=False
     )
+
+    @property
+    def loss_unit(self) -> LossUnit:
+        """The unit in which losses are stated."""
+        return LossUnit.of(self.unit, self.bytes_per_token)
+
+    @property
+    def in_short(self) -> list[str]:
+        """The answer in one or two sentences, at a number of parameters or at equal FLOPs; empty without one."""
+        if self.compute is not None:
+            return compute_sentences(self.compute, self.level)
+        return short_answer(self.reading, self.best, self.level, self.tokens)
 
     @property
     def sizes(self) -> tuple[float, float] | None:
@@ -93,12 +117,21 @@ class Fit:
         return self.gap_laws.params_range
 
     def predict(self, params: float, within: float = WITHIN) -> Shape:
-        """The shape at N = `params` by the laws of the gaps, see `analysis.law.prediction`."""
+        """The shape at N = `params` by the laws of the gaps, see `analysis.law.prediction`.
+
+        `within` is in nats per token, as the losses of the shape are; its reason is in the unit of the fit.
+        """
         if not self.gap_laws.laws and self.law.usable:
             return self._by_line(params)
         refusal = self.tokens.no_extrapolation
         return predict(
-            self.gap_laws, self.crossings, params, level=self.level, within=within, refusal=refusal
+            self.gap_laws,
+            self.crossings,
+            params,
+            level=self.level,
+            within=within,
+            refusal=refusal,
+            unit=self.loss_unit,
         )
 
     def _by_line(self, params: float) -> Shape:
@@ -120,8 +153,8 @@ class Fit:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The fit file: strict JSON types, no NaN."""
-        document: dict[str, Any] = to_json(replace(self, study=None))
+        """The fit file: strict JSON types, no NaN, all losses in the unit of the fit."""
+        document: dict[str, Any] = to_json(times(replace(self, study=None), self.loss_unit.per_nat))
         del document["study"]
         document["rows"] = {name: document.pop(name) for name in ("used", "merged", "left_out")}
         return document
@@ -151,21 +184,43 @@ class Fit:
             }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"This is not a {_NAME}: {type(error).__name__} at {error}.") from error
-        return from_json(cls, document, _NAME)
+        found = from_json(cls, document, _NAME)
+        try:
+            return times(found, 1 / found.loss_unit.per_nat)
+        except ValueError as error:
+            raise InputError(f"This is not a {_NAME}: {error}.") from error
 
 
 @single_threaded
-def fit(runs: RunTable, *, level: float = 0.95, tokens: float | None = None) -> Fit:
-    """Fit a run table, see `study_of`."""
-    return fit_of(study_of(runs, level=level, tokens=tokens))
+def fit(
+    runs: RunTable, *, level: float = 0.95, tokens: float | None = None, unit: UnitOption = "nats"
+) -> Fit:
+    """Fit a run table, see `study_of` and `fit_of`."""
+    return fit_of(study_of(runs, level=level, tokens=tokens), unit)
 
 
 @single_threaded
-def fit_of(study: Study) -> Fit:
-    """The fit of a study: its laws, best shapes, checks and warnings."""
+def fit_of(study: Study, unit: UnitOption = "nats") -> Fit:
+    """The fit of a study: its laws, best shapes, checks and warnings.
+
+    Args:
+        study: the losses compared.
+        unit: in which losses are stated; it changes no other number.
+
+    Raises:
+        NoBytesError: the unit is bits per byte, and the rows have no common number of bytes per token.
+    """
+    if unit not in UNITS:
+        raise InputError(f"The unit is {unit!r}; it must be one of {', '.join(UNITS)}.")
+    # Checked before the laws are fitted, which takes the most time.
+    per_token = (
+        common_bytes(study.entered) if unit == "nats" else needed_bytes(study.entered, study.runs.source)
+    )
+    stated = LossUnit.of(UNITS[unit], per_token)
     comparison, curves, found = study.comparison, study.curves, study.crossings
     law, *alternatives = study.laws
-    epochs = epochs_of(study.rows)
+    epochs, compute = epochs_of(study.rows), compute_answer(study)
+    by_compute = comparison.tokens.rule == "compute"
     repeated = [epochs.warning] if epochs and epochs.warning else []
     return Fit(
         crossings=study.stated_crossings,
@@ -174,7 +229,7 @@ def fit_of(study: Study) -> Fit:
         gap_laws=study.gap_laws,
         reading=study.reading,
         best=study.best,
-        compute=compute_answer(study),
+        compute=compute,
         noise=curves.noise.summary(),
         curves=curves.summary(),
         tokens=comparison.tokens,
@@ -186,10 +241,13 @@ def fit_of(study: Study) -> Fit:
         left_out=(*study.runs.left_out, *why_not(study.runs.frame, comparison.left_out)),
         unusual=study.unusual,
         answer_without=_answer_without(study),
-        warnings=(*study.runs.notes, *comparison.warnings, *repeated, *_warnings(study)),
+        warnings=(*study.runs.notes, *comparison.warnings, *repeated, *_warnings(study, stated)),
         level=found.level,
         learning_rate=study.learning_rate,
-        next_depth=next_depth(study.rows, study.best),
+        next_depth=next_depth(study.rows, compute.best if by_compute and compute else study.best),
+        next_sizes=next_sizes(study, compute),
+        unit=stated.name,
+        bytes_per_token=per_token,
         study=study,
     )
 
@@ -201,7 +259,7 @@ def _answer_without(study: Study) -> tuple[str, ...]:
     return tuple(short_answer(other.reading, other.best, other.crossings.level, study.comparison.tokens))
 
 
-def _warnings(study: Study) -> list[str]:
+def _warnings(study: Study, unit: LossUnit) -> list[str]:
     rows, curves, crossings = study.rows, study.curves, study.crossings.items
     found = []
     source = curves.noise.source
@@ -225,7 +283,8 @@ def _warnings(study: Study) -> list[str]:
         found.append(f"Shapes have between {per_shape.min()} and {per_shape.max()} seeds.")
     if comparable and curves.misfit_p is not None and curves.misfit_p < 0.01:
         found.append(
-            f"The losses deviate from power laws by {curves.misfit_rms:.2g} nats beyond the seed noise "
+            f"The losses deviate from power laws by {unit.per_nat * curves.misfit_rms:.2g} {unit.short} beyond the "
+            "seed noise "
             f"(p = {curves.misfit_p:.1g}); the intervals include this misfit."
         )
     turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.non_monotone]

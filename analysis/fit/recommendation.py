@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.errors import InputError
-from analysis.law.near_optimal import WITHIN, Within, nats_of
+from analysis.law.near_optimal import Within, nats_of
 from analysis.law.shape import NearOptimal, Shape
 from analysis.numbers import digits, human, layers, listed
 
@@ -48,7 +48,7 @@ def read_fit(path: Path) -> "Fit":
         raise InputError(f"{path} cannot be used. {error}") from error
 
 
-def shapes_by(named: NamedFit, params: Sequence[float], within: Within = WITHIN) -> list[Shape]:
+def shapes_by(named: NamedFit, params: Sequence[float], within: Within = None) -> list[Shape]:
     """`recommended` of each N; InputError if the fit has no answer for any."""
     result = named.fit
     chosen = [recommended(result, value, within) for value in params]
@@ -65,7 +65,7 @@ def shapes_by(named: NamedFit, params: Sequence[float], within: Within = WITHIN)
     return chosen
 
 
-def recommended(result: "Fit", params: float, within: Within = WITHIN) -> Shape:
+def recommended(result: "Fit", params: float, within: Within = None) -> Shape:
     """The shape at N by a fit: the first row of this table that applies.
 
     | N | `source` | depth | interval |
@@ -77,11 +77,12 @@ def recommended(result: "Fit", params: float, within: Within = WITHIN) -> Shape:
     | the same, but more may be lost | `band` | none | of the laws |
     | elsewhere | `none` | none | none |
 
+    The losses of the shape are in nats per token; `within`, and those named in the reason, are in the unit of the fit.
     A size is measured or missing as `analysis.law.reading` says, and the laws are those of `analysis.law.decision`. A
     depth above its width is never recommended by a law.
     """
     at, reading = result.reading.at(params), result.reading
-    nats = nats_of(within, at.loss if at else result.gap_laws.loss)
+    nats = nats_of(within, at.loss if at else result.gap_laws.loss, result.loss_unit)
     if at is None or at.missing:
         shape = result.predict(params, nats)
         low, high = result.sizes or (math.inf, -math.inf)
@@ -89,7 +90,7 @@ def recommended(result: "Fit", params: float, within: Within = WITHIN) -> Shape:
             decided = result.predict(params, math.inf)
             if decided.source == "law":
                 assert decided.near_optimal is not None
-                more = f"more than the {digits(nats)} of --within"
+                more = f"more than the {digits(nats * result.loss_unit.per_nat)} of --within"
                 shape = replace(decided, near_optimal=replace(decided.near_optimal, within=nats), reason=more)
             else:
                 sizes = reading.params
@@ -132,12 +133,10 @@ def _near(at: "AtSize", within: float, lost: float | None) -> NearOptimal:
     return NearOptimal(within, (there[0].depth, there[-1].depth), lost, "the curves there")
 
 
-def losses_by(
-    result: "Fit", params: float, depth: float | None, within: Within = WITHIN
-) -> NearOptimal | None:
+def losses_by(result: "Fit", params: float, depth: float | None, within: Within = None) -> NearOptimal | None:
     """The depths that lose next to nothing at N by a fit, and what `depth` loses; None where neither is known."""
     at = result.reading.at(params)
-    nats = nats_of(within, at.loss if at else result.gap_laws.loss)
+    nats = nats_of(within, at.loss if at else result.gap_laws.loss, result.loss_unit)
     near = None
     if at is not None and not at.missing:
         lost = next((shape.excess for shape in at.shapes if shape.depth == depth), None)

@@ -19,6 +19,8 @@ from analysis.law.prediction import LAWS_WORDS
 from analysis.law.shape import REACH
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import counted, digits, ends, human, human_range, layers, listed, listed_layers, percent
+from analysis.runs.isoflop import LEAST_BUDGETS, LEAST_DEPTHS, LEAST_SIZES
+from analysis.units import LossUnit, bits_per_byte
 
 #: Share of used rows from which on the first line does not count the others.
 MOSTLY = 0.8
@@ -55,7 +57,8 @@ def noise_sentence(fit: Fit) -> str:
     noise = fit.noise
     if not noise.get("known"):
         return "There is no noise estimate, so there are no intervals and no tests."
-    size = f"±{digits(noise['sd'])} nats"
+    unit = fit.loss_unit
+    size = f"±{digits(unit.per_nat * noise['sd'])} {unit.short}"
     if noise.get("source") == "residuals" and not fit.tokens.comparable:
         return "One seed per shape, and no common training tokens: there is no noise estimate."
     if noise.get("source") == "residuals":
@@ -154,7 +157,11 @@ def best_sentence(fit: Fit) -> str:
     parts = []
     for (depth, *others), sizes in groups:
         span = human(sizes[0]) if len(sizes) == 1 else human_range((sizes[0], sizes[-1]))
-        flat = f" ({listed([str(other) for other in others])} within {WITHIN:g} nats)" if others else ""
+        flat = (
+            f" ({listed([str(other) for other in others])} within {negligible_words(fit.loss_unit)})"
+            if others
+            else ""
+        )
         parts.append(f"{layers(depth)} at N ≈ {span}{flat}")
     compared, among = max(len(item.shapes) for item in fit.best), ""
     # In a table with one size per depth few depths can be compared at one N.
@@ -193,7 +200,7 @@ def beyond_sentence(fit: Fit) -> str:
         where = f"at {human(far.params)} " if far.source == "band" else ""
         text = f"Beyond {human(largest)} parameters no depth is determined: {where}{far.reason}."
         return f"{text} {deciding_sentence(fit, far.params)}".rstrip()
-    costs = loss_words(found.near_optimal.most or 0.0, fit.gap_laws.loss)
+    costs = loss_words(found.near_optimal.most or 0.0, fit.gap_laws.loss, fit.loss_unit)
     return (
         f"At {human(found.params)} parameters, {times} times the largest size: {layers(found.depth)} × {found.width} "
         f"wide; by {LAWS_WORDS} this loses at most {costs} against the best depth ({ends(found.depth_interval)}, "
@@ -213,10 +220,34 @@ def deciding_sentence(fit: Fit, params: float) -> str:
     return f"The run that would tell most is {layers(run[0])} at {human(run[1])} parameters."
 
 
-def loss_words(nats: float, loss: float | None) -> str:
+def negligible_words(unit: LossUnit) -> str:
+    """`0.005 nats`: what counts as next to nothing."""
+    return f"{unit.per_nat * WITHIN:.3g} {unit.short}"
+
+
+def lowest_loss_sentence(fit: Fit) -> str:
+    """The lowest loss of a run in nats per token and in bits per byte; empty if bytes are not known."""
+    if fit.bytes_per_token is None or fit.study is None:
+        return ""
+    lowest = float(fit.study.entered["loss"].min())
+    bits = bits_per_byte(lowest, fit.bytes_per_token)
+    return (
+        f"The lowest loss is {lowest:.4f} nats per token, {bits:.4f} bits per byte "
+        f"({digits(fit.bytes_per_token, 4)} bytes per token)."
+    )
+
+
+def loss_words(nats: float, loss: float | None, unit: LossUnit) -> str:
     """`0.0012 nats (0.05 %)`, the share of the loss if that is known."""
-    text = f"{nats:.4f} nats"
+    text = f"{unit.per_nat * nats:.4f} {unit.short}"
     return text if loss is None else f"{text} ({digits(100 * nats / loss)} %)"
+
+
+#: Why a study at equal FLOPs has no answer.
+TOO_FEW = (
+    f"No depth is stated at any FLOPs: at least {LEAST_BUDGETS} values of them are needed, each with {LEAST_DEPTHS} "
+    f"depths of {LEAST_SIZES} sizes, and a least loss inside these sizes."
+)
 
 
 def headlines(fit: Fit) -> list[str]:
@@ -228,6 +259,8 @@ def headlines(fit: Fit) -> list[str]:
         *unusual_sentences(fit),
         *(compute_sentences(fit.compute, fit.level) if fit.compute else []),
     ]
+    if fit.tokens.rule == "compute" and fit.compute is None:
+        before.append(TOO_FEW)
     if not fit.tokens.comparable:
         # Why nothing is compared comes first; residuals of losses that cannot be compared are no noise.
         return [*before, fit.tokens.sentence]
@@ -269,9 +302,10 @@ def unusual_sentences(fit: Fit) -> list[str]:
     """The runs whose loss lies far off the others, and the answer without them; empty without such a run."""
     if not fit.unusual:
         return []
+    per_nat = fit.loss_unit.per_nat
     parts = [
-        f"{run.depth} × {run.width}, seed {run.seed} (loss {digits(run.loss, 4)}, {digits(abs(run.above))} nats "
-        f"{'above' if run.above > 0 else 'below'} the others)"
+        f"{run.depth} × {run.width}, seed {run.seed} (loss {digits(per_nat * run.loss, 4)}, "
+        f"{digits(abs(per_nat * run.above))} {fit.loss_unit.short} {'above' if run.above > 0 else 'below'} the others)"
         for run in fit.unusual[:MAX_UNUSUAL]
     ]
     if len(fit.unusual) > MAX_UNUSUAL:
@@ -335,7 +369,7 @@ def next_steps(fit: Fit) -> list[str]:
             f"Next: {train}, where they may be the best.",
             *([check.sentence] if check and not check.checked else []),
         ]
-    steps = [fit.next_depth, check if check and not check.checked else None]
+    steps = [fit.next_sizes, fit.next_depth, check if check and not check.checked else None]
     return [step.sentence for step in steps if step]
 
 

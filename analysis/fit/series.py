@@ -31,6 +31,7 @@ from analysis.law.reading import AtSize
 from analysis.numbers import digits, factors, percent
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
+from analysis.units import LossUnit, UnitName, times
 
 #: Measures shown by default, in this order.
 MEASURES = ("accuracy", "loss")
@@ -92,7 +93,7 @@ def crossing_data(members: Sequence[Member]) -> ByValue | None:
 
 def best_data(members: Sequence[Member]) -> ByValue | None:
     """The `best_row`s of every budget; None if no member has two depths at one N."""
-    return _by_value(members, lambda fit: [best_row(item) for item in fit.best])
+    return _by_value(members, lambda fit: [best_row(item, fit.loss_unit) for item in fit.best])
 
 
 def _by_value(members: Sequence[Member], rows_of: Callable[[Fit], list[dict[str, Any]]]) -> ByValue | None:
@@ -125,8 +126,9 @@ def crossing_row(item: Crossing) -> dict[str, Any]:
     }
 
 
-def best_row(item: AtSize) -> dict[str, Any]:
-    """The best depth of a budget at the N compared, and the depths statistically tied with it."""
+def best_row(item: AtSize, unit: LossUnit) -> dict[str, Any]:
+    """The best depth of a budget at the N compared, its loss in a unit, and the depths statistically tied with it."""
+    item = times(item, unit.per_nat)
     names = ("budget", "params", "depth", "width", "loss")
     return {**{name: getattr(item, name) for name in names}, "near": " ".join(map(str, item.near or ()))}
 
@@ -177,6 +179,11 @@ def shift_sentence(key: str, studies: Sequence[ShiftedStudy], level: float) -> s
     return f"{sentence} (By chance alone one of {len(pairs)} stands out in up to {chance} of studies.)"
 
 
+def unit_of(members: Sequence[Member]) -> UnitName:
+    """The unit in which the losses of the members are stated, which is that of their fits."""
+    return next((member.fit.unit for member in members if member.fit is not None), "nats per token")
+
+
 def measures_of(members: Sequence[Member]) -> list[str]:
     """Those of `MEASURES` that a usable row of some member has."""
     tables = [member.runs.used for member in members]
@@ -188,13 +195,15 @@ def measure_data(members: Sequence[Member], name: str, target: float | None = No
 
     Uses the rows compared by `analysis.runs.comparison`: equal tokens, one learning rate per shape.
     """
-    tables = [(member.value, _measured(member, name)) for member in in_order(members)]
+    tables = [(member.value, _measured(member, name, unit_of(members))) for member in in_order(members)]
     return measure_by_value(tables, name, target)
 
 
-def _measured(member: Member, name: str) -> pd.DataFrame | None:
-    """The compared rows of a member with a finite measure."""
+def _measured(member: Member, name: str, unit: UnitName) -> pd.DataFrame | None:
+    """The compared rows of a member with a finite measure, losses in this unit, which rows without a fit may lack."""
     study = member.fit.study if member.fit else None
+    if name == "loss" and member.fit is None and unit != "nats per token":
+        return None
     try:
         rows = compare(split_sensitivity_runs(member.runs)[0]).rows if study is None else study.rows
     except InputError:
@@ -203,4 +212,6 @@ def _measured(member: Member, name: str) -> pd.DataFrame | None:
         return None
     rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce").astype(float)})
     rows = rows[np.isfinite(rows[name])]
+    if name == "loss" and member.fit is not None:
+        rows = rows.assign(loss=member.fit.loss_unit.per_nat * rows["loss"])
     return rows if len(rows) else None

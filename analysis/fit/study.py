@@ -80,6 +80,12 @@ class Study(Estimates):
     sensitivity_runs: RunTable | None
     comparison: Comparison
 
+    @property
+    def entered(self) -> pd.DataFrame:
+        """The rows of the run table whose losses are part of a loss that is compared."""
+        used, merged = self.runs.used, self.comparison.merged
+        return used[used.index.isin(self.rows.index) | used.index.isin(merged)]
+
     @cached_property
     def gap_laws(self) -> GapLaws:
         """Laws of the gaps between the depths; none if no two depths can be compared."""
@@ -113,7 +119,7 @@ class Study(Estimates):
     @cached_property
     def unusual(self) -> tuple[UnusualRun, ...]:
         """Runs whose loss lies far off the others; they are compared like all others."""
-        return unusual_runs(self.rows) if self.comparison.tokens.rule != "groups" else ()
+        return unusual_runs(self.rows) if self.comparison.tokens.rule not in ("groups", "compute") else ()
 
     @cached_property
     def without_unusual(self) -> "Study":

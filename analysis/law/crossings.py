@@ -25,7 +25,7 @@ Without a noise estimate there is no test and no interval: a sign change is then
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -36,6 +36,7 @@ from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.intervals import Interval, between, params_interval, params_of, width_of
 from analysis.numbers import counted
+from analysis.units import LOSS
 
 Status = Literal["bracketed", "left_censored", "right_censored", "ambiguous", "insufficient"]
 
@@ -70,7 +71,7 @@ class Crossing:
     params: float | None = None
     params_interval: Interval | None = None
     range: tuple[float, float] | None = None
-    gap_ends: tuple[float, float] | None = None
+    gap_ends: tuple[float, float] | None = field(default=None, metadata=LOSS)
     diverged: tuple[tuple[int, float, int], ...] = ()
     contradicted: bool = False
     non_monotone: bool = False

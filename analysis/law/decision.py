@@ -16,7 +16,7 @@ No form is exact, least of all far from the data: `FORM_ERROR` is part of every 
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from analysis.curves.noise import Floats
 from analysis.law.shape import check_size
+from analysis.units import LOSS
 
 GapForm = Literal[
     "additive",
@@ -131,6 +132,18 @@ class GapLaw:
     weight: float = 0.0
     draws: tuple[tuple[float, ...], ...] = ()
 
+    def times(self, factor: float) -> "GapLaw":
+        """Return the law of losses that are multiplied by a factor."""
+        names, places = ("c_m", "c_l", "k"), (0, 2) if self.form == "additive" else (2,)
+        parameters = {
+            name: value * factor if name in names else value for name, value in self.parameters.items()
+        }
+        draws = tuple(
+            tuple(value * factor if place in places else value for place, value in enumerate(row))
+            for row in self.draws
+        )
+        return replace(self, parameters=parameters, draws=draws)
+
     def gap(self, x: Floats, log_depth: Floats, frame: Frame) -> Floats:
         """(draws, places): nats per token at ln N and ln L, up to a function of N alone."""
         p = np.array(self.draws).T[:, :, None]
@@ -160,7 +173,7 @@ class GapLaws:
     laws: tuple[GapLaw, ...]
     params_range: tuple[float, float] | None
     depths: tuple[int, ...]
-    loss: float | None
+    loss: float | None = field(metadata=LOSS)
     reason: str | None = None
 
     def __post_init__(self) -> None:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from analysis.errors import InputError
 from analysis.law.shape import NearOptimal
+from analysis.units import NATS, LossUnit
 
 if TYPE_CHECKING:
     from analysis.law.published import AdditiveLaw
 
-#: Nats per token, or a share of the loss as "0.5%".
-Within = float | str
+#: What counts as negligible: a number in the unit of the losses, a share of the loss as "0.5%", or `WITHIN`.
+Within = float | str | None
 #: Nats per token below which the loss of a shape counts as that of the best. Seeds of one cell differ by about as much.
 WITHIN = 0.005
 
@@ -56,16 +57,19 @@ def near_optimal(
     return NearOptimal(within, (last(1), last(deepest)), known, source)
 
 
-def nats_of(within: Within, loss: float | None = None) -> float:
-    """What counts as negligible, in nats per token, from a number of nats, or a share of a loss as 0.5%.
+def nats_of(within: Within, loss: float | None = None, unit: LossUnit = NATS) -> float:
+    """What counts as negligible, in nats per token, from a number in a unit, or a share of a loss as 0.5%.
 
     Args:
-        within: 0.005, or the text "0.005" or "0.5%".
-        loss: of the best depth; None where it is not known.
+        within: 0.005, the text "0.005" or "0.5%", or None for `WITHIN` nats.
+        loss: of the best depth, nats per token; None where it is not known.
+        unit: of the number.
 
     Raises:
         InputError: `within` is no positive number, or is a share where no loss is known.
     """
+    if within is None:
+        return WITHIN
     text = str(within).strip()
     try:
         value = float(text.removesuffix("%").strip())
@@ -73,11 +77,11 @@ def nats_of(within: Within, loss: float | None = None) -> float:
         value = math.nan
     if not 0 < value < (100 if text.endswith("%") else math.inf):
         raise InputError(
-            f"--within is {text}; it must be a positive number of nats per token, as 0.005, or a share of the loss, as "
+            f"--within is {text}; it must be a positive number of {unit.name}, as 0.005, or a share of the loss, as "
             "0.5%."
         )
     if not text.endswith("%"):
-        return value
+        return value / unit.per_nat
     if loss is None:
         raise InputError(
             f"--within {text} is a share of a loss, and a published law gives differences of losses only. Give nats "

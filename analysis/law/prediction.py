@@ -13,6 +13,7 @@ from analysis.law.decision import Decision, GapLaws
 from analysis.law.near_optimal import WITHIN
 from analysis.law.shape import REACH, NearOptimal, Shape, check_size
 from analysis.numbers import digits, human, layers
+from analysis.units import NATS, LossUnit
 
 #: The source of a loss, in words.
 LAWS_WORDS = "the laws that these losses do not reject"
@@ -26,6 +27,7 @@ def predict(
     level: float,
     within: float = WITHIN,
     refusal: str | None = None,
+    unit: LossUnit = NATS,
 ) -> Shape:
     """The shape at N = `params` by the laws of one study; without a depth where they do not determine one.
 
@@ -36,6 +38,7 @@ def predict(
         level: of the interval and of the bound of what is lost.
         within: nats per token that the depth may lose.
         refusal: why nothing is projected beyond the measured sizes, see `TokenRule.no_extrapolation`.
+        unit: of the losses that the reason names; the numbers of the shape are in nats per token.
 
     Raises:
         InputError: `params` is no size.
@@ -57,7 +60,7 @@ def predict(
         "law" if determined else "band",
         LAWS_WORDS,
         laws=decision.laws,
-        reason=None if determined else undetermined(decision, within),
+        reason=None if determined else undetermined(decision, within, unit),
         extrapolated=outside,
         near_optimal=lost_by(decision, decision.depth, within) if determined else None,
     )
@@ -69,11 +72,12 @@ def lost_by(decision: Decision, depth: float, within: float) -> NearOptimal:
     return NearOptimal(within, decision.near(within), expected, LAWS_WORDS, bound)
 
 
-def undetermined(decision: Decision, within: float) -> str:
+def undetermined(decision: Decision, within: float, unit: LossUnit) -> str:
     """Why no depth is stated: what the best choice may lose."""
     return (
-        f"{layers(decision.depth)} have the least expected loss, but may lose {digits(decision.bound)} nats per token "
-        f"against the best depth, more than the {digits(within)} of --within"
+        f"{layers(decision.depth)} have the least expected loss, but may lose "
+        f"{digits(unit.per_nat * decision.bound)} {unit.name} against the best depth, more than the "
+        f"{digits(unit.per_nat * within)} of --within"
     )
 
 

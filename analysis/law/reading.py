@@ -18,7 +18,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,6 +30,7 @@ from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.intervals import Interval, ends_of, params_of, width_of
 from analysis.law.crossings import LEAST_SIZES, NEAR_END, Crossing
+from analysis.units import LOSS
 
 #: Depths, first and last place.
 _Run = tuple[tuple[int, ...], int, int]
@@ -49,8 +50,8 @@ class DepthAt:
 
     depth: int
     width: float
-    loss: float
-    excess: float
+    loss: float = field(metadata=LOSS)
+    excess: float = field(metadata=LOSS)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class AtSize:
     params: float
     depth: int
     width: float
-    loss: float
+    loss: float = field(metadata=LOSS)
     near: tuple[int, ...] | None
     shapes: tuple[DepthAt, ...]
     missing: tuple[int, ...] = ()
@@ -128,7 +129,7 @@ class Reading:
 
     params: tuple[float, ...] = ()
     depths: tuple[int, ...] = ()
-    losses: tuple[tuple[float | None, ...], ...] = ()
+    losses: tuple[tuple[float | None, ...], ...] = field(default=(), metadata=LOSS)
     near: tuple[tuple[int, ...], ...] | None = None
     missing: tuple[tuple[int, ...], ...] = ()
     width_step: int | None = None

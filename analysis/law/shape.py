@@ -5,12 +5,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
 from analysis.numbers import digits, human, layers, listed, scientific, short, span
+from analysis.units import LOSS, LossUnit, UnitName, times
 
 if TYPE_CHECKING:
     from analysis.law.reading import AtSize
@@ -40,11 +41,11 @@ class NearOptimal:
         most: the bound of what is lost at the level of the answer; None if not known.
     """
 
-    within: float
+    within: float = field(metadata=LOSS)
     depths: tuple[int, int]
-    lost: float | None
+    lost: float | None = field(metadata=LOSS)
     losses: str
-    most: float | None = None
+    most: float | None = field(default=None, metadata=LOSS)
 
     @property
     def depths_text(self) -> str:
@@ -86,6 +87,7 @@ class Shape:
         transition: of `depth`, by a published law.
         width_step: what the widths of the study are multiples of, if a study gave the shape and it is known.
         learning_rate: whether the study checked its learning rate, as one sentence.
+        unit: of its losses.
     """
 
     JSON_PROPERTIES: ClassVar = ("depth", "width", "width_exact", "width_interval", "unbounded")
@@ -104,6 +106,7 @@ class Shape:
     transition: Transition | None = None
     learning_rate: str | None = None
     width_step: int | None = None
+    unit: UnitName = "nats per token"
 
     def __repr__(self) -> str:
         shape = "no depth" if self.depth is None else f"{layers(self.depth)} × {self.width} wide"
@@ -173,7 +176,7 @@ class DepthAtCompute:
     width: int
     params: float
     tokens: float
-    excess: float
+    excess: float = field(metadata=LOSS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -190,7 +193,7 @@ class ComputeShape:
         loss: nats per token, of a measured shape.
         near: measured depths that are not excluded, the best included; None if the noise is not known.
         others: the other depths measured at this compute, that of least loss first.
-        width_step: as in `Shape`.
+        width_step, unit: as in `Shape`.
     """
 
     JSON_PROPERTIES: ClassVar = ("width",)
@@ -204,10 +207,11 @@ class ComputeShape:
     law: str
     reason: str | None = None
     extrapolated: bool = False
-    loss: float | None = None
+    loss: float | None = field(default=None, metadata=LOSS)
     near: tuple[int, ...] | None = None
     others: tuple[DepthAtCompute, ...] = ()
     width_step: int | None = None
+    unit: UnitName = "nats per token"
 
     def __repr__(self) -> str:
         return self.sentence
@@ -237,6 +241,14 @@ class ComputeShape:
                 costs.append(f"{name} +{digits(100 * other.excess / self.loss)} %")
             text += f"; {', '.join(costs)}{near_words(self.near)}"
         return f"{text} ({self.reason})." if self.reason else f"{text}."
+
+
+AnyShape = TypeVar("AnyShape", Shape, ComputeShape)
+
+
+def in_unit(shape: AnyShape, unit: LossUnit) -> AnyShape:
+    """Return a shape whose losses are in nats per token with all of them in another unit."""
+    return replace(times(shape, unit.per_nat), unit=unit.name)
 
 
 def near_words(near: Sequence[int] | None) -> str:

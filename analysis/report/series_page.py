@@ -17,6 +17,7 @@ from analysis.fit.series import (
     measures_of,
     shift_sentence,
     shifts_by_value,
+    unit_of,
 )
 from analysis.numbers import counted, digits, human, human_range, layers, percent
 from analysis.report.figures import palette
@@ -77,10 +78,14 @@ def write_series(
     fits = [member.fit for member in members if member.fit is not None]
     level = next((fit.level for fit in fits), 0.95)
     crossings, best, shifts = crossing_data(members), best_data(members), shifts_by_value(members)
+    unit = unit_of(members)
+    words_of_unit = "" if unit == "nats per token" else f" ({unit})"
     found = [measure_data(members, name, TARGETS.get(name)) for name in measures_of(members)]
     measures = [data for data in found if data is not None]
     words = [needed_sentence(key, data) for data in measures]
-    words += [compared_sentence(key, data) for data in measures if comparable and data.name == "loss"]
+    words += [
+        compared_sentence(key, data, words_of_unit) for data in measures if comparable and data.name == "loss"
+    ]
     words += [*crossing_sentences(key, crossings, level), shift_sentence(key, shifts, level)]
     words = list(filter(None, [*words, best_sentence(key, best)])) or [f"{NOTHING} {key}."]
     unchecked = [fit.learning_rate for fit in fits if fit.learning_rate and not fit.learning_rate.checked]
@@ -93,6 +98,7 @@ def write_series(
     document = {
         "title": title,
         "key": key,
+        "unit": unit,
         "members": about,
         "crossings": [] if crossings is None else crossings.table().to_dict("records"),
         "shifts": shifts,
@@ -107,7 +113,12 @@ def write_series(
         "Measures against depth",
         [BOUND] if aimed else [],
         [
-            measure_figure(data, key, f"measure_{data.name}", f"{data.name} against depth, by {key}")
+            measure_figure(
+                data,
+                key,
+                f"measure_{data.name}",
+                f"{data.name}{words_of_unit if data.name == 'loss' else ''} against depth, by {key}",
+            )
             for data in measures
         ],
         [needed_table(key, data) for data in measures],
@@ -116,7 +127,7 @@ def write_series(
     by_value = Section(
         "Crossings and best depths",
         figures=[] if crossings is None else [crossings_figure(crossings, key, level)],
-        tables=[None if best is None else best_by_value(key, best)],
+        tables=[None if best is None else best_by_value(key, best, unit)],
         folded=False,
     )
     numbers = None if crossings is None else crossings_by_value(key, crossings, level)
@@ -164,22 +175,23 @@ def _about(member: Member) -> dict[str, Any]:
     }
 
 
-def compared_sentence(key: str, data: MeasureData) -> str:
+def compared_sentence(key: str, data: MeasureData, unit: str) -> str:
     """The measure at the largest depth and size that all values have, the best value first; empty for one value.
 
-    The best width of a depth counts, and the mean over the seeds of a shape.
+    The best width of a depth counts, and the mean over the seeds of a shape. `unit` stands behind the name.
     """
     shapes = data.shapes.dropna(subset=["mean"])
     values = shapes["place"].nunique()
-    where = shapes.groupby(["depth", "params"])["place"].nunique()
-    common = where[where == values]
+    counts = shapes.groupby(["depth", "params"])["place"].nunique()
+    common = counts[counts == values]
     if values < 2 or common.empty:
         return ""
     depth, params = max(common.index)
     rows = shapes[(shapes["depth"] == depth) & (shapes["params"] == params)]
     rows = rows.sort_values("mean", ascending=data.lower)
     parts = [f"{digits(row['mean'], 4)} at {label(row['value'])}" for row in rows.to_dict("records")]
-    return f"Mean {data.name} of {layers(int(depth))} at N ≈ {human(float(params))}, by {key}: {', '.join(parts)}."
+    where = f"{layers(int(depth))} at N ≈ {human(float(params))}"
+    return f"Mean {data.name}{unit} of {where}, by {key}: {', '.join(parts)}."
 
 
 def crossing_sentences(key: str, data: ByValue | None, level: float) -> list[str]:

@@ -12,6 +12,7 @@ from analysis.fit.sentences import (
     count_phrase,
     findings,
     law_sentence,
+    lowest_loss_sentence,
     next_steps,
     noise_sentence,
 )
@@ -115,6 +116,7 @@ def first_figure(context: Context) -> Figure:
     """The figure of the first screen: what each depth costs, or the losses if no two depths can be compared."""
     few = "one depth only" if len(context.colours) == 1 else "too few sizes with two depths to compare"
     few = few if context.fit.tokens.comparable else "the training tokens differ, so no depths are compared"
+    few = "at several FLOPs" if context.fit.tokens.rule == "compute" else few
     return excess.figure(context) or replace(loss.figure(context), title=f"Loss against size: {few}")
 
 
@@ -142,9 +144,11 @@ def study_sections(context: Context, first: Figure) -> list[Section]:
 
 def confidence(fit: Fit) -> tuple[str, str] | None:
     """`settled`, `partly settled` or `not settled`, and why; None without a pair of depths."""
-    if not fit.crossings:
+    at_compute = fit.tokens.rule == "compute"
+    crossings = fit.crossings if not at_compute else fit.compute.crossings if fit.compute else ()
+    if not crossings:
         return None
-    settled = [item.settled for item in fit.crossings]
+    settled = [item.settled for item in crossings]
     checked = fit.learning_rate is not None and fit.learning_rate.checked
     word = "settled" if all(settled) else "partly settled" if any(settled) else "not settled"
     if all(settled) and not checked:
@@ -171,7 +175,8 @@ def _about(fit: Fit) -> str:
     shapes, seeds = len(study_of_fit(fit).curves.x), counted(int(fit.noise.get("seeds", 1)), "seed")
     rows = f"{fit.used} of {fit.used + len(fit.left_out)} runs of {counted(shapes, 'shape')}, {seeds}."
     epochs = fit.epochs.sentence if fit.epochs else ""
-    parts = [rows, noise_sentence(fit), fit.tokens.sentence, epochs, f"{count_phrase(fit.count)}."]
+    parts = [rows, noise_sentence(fit), lowest_loss_sentence(fit), fit.tokens.sentence, epochs]
+    parts.append(f"{count_phrase(fit.count)}.")
     return " ".join(filter(None, parts))
 
 

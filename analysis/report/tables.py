@@ -8,7 +8,7 @@ from analysis.curves.unusual_runs import UNUSUAL
 from analysis.fit.crossing_shift import CrossingShift
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
-from analysis.fit.sentences import GAP_LAWS, LAWS, law_formula, reason_counts
+from analysis.fit.sentences import GAP_LAWS, LAWS, law_formula, negligible_words, reason_counts
 from analysis.fit.series import ByValue, ShiftedStudy, crossing_row
 from analysis.intervals import Interval
 from analysis.law.near_optimal import WITHIN
@@ -29,6 +29,7 @@ from analysis.numbers import (
 )
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Columns, Table, table_of
+from analysis.units import NATS, UnitName, times
 
 #: Pairs with too few sizes in common that are listed.
 MOST_MISSING = 4
@@ -152,22 +153,25 @@ def best_table(fit: Fit) -> Table | None:
     """The best measured shape of each budget; None if no budget has two depths."""
     if not fit.best:
         return None
+    unit = fit.loss_unit
+    within = negligible_words(unit)
     columns: Columns = {
         Column("N"): lambda best: short(best.params),
         Column("best depth", look="strong"): lambda best: str(best.depth),
         Column("width", look="strong"): lambda best: str(buildable_width(best.width, best.width_step)),
         Column("exact", under="width"): lambda best: digits(best.width, 3),
-        Column("loss"): lambda best: f"{best.loss:.4f}",
+        _loss_column(unit.name): lambda best: f"{unit.per_nat * best.loss:.4f}",
         Column("statistically tied", right=False): lambda best: (
             "no noise estimate" if best.near is None else _others(best, best.near, "{}")
         ),
-        Column(f"within {WITHIN:g} nats", "of the lowest loss", right=False): lambda best: _others(
-            best, [shape.depth for shape in best.within(WITHIN)], "{} (+{:.4f})"
+        Column(f"within {within}", "of the lowest loss", right=False): lambda best: _others(
+            times(best, unit.per_nat), [shape.depth for shape in best.within(WITHIN)], "{} (+{:.4f})"
         ),
     }
     note = (
         "Lowest loss of each budget, read off the curves at one N; the width that the study can build next to the "
-        f"exact one, and the other depths that lose less than {WITHIN:g} nats per token, with what they lose."
+        f"exact one, and the other depths that lose less than {unit.per_nat * WITHIN:.3g} {unit.name}, with what they "
+        "lose."
     )
     return table_of("best shapes by the curves", fit.best, columns, note)
 
@@ -176,6 +180,7 @@ def compute_table(fit: Fit) -> Table | None:
     """The best shape and tokens of each budget of compute; None without several budgets."""
     if fit.compute is None or not fit.compute.best:
         return None
+    unit = fit.loss_unit
 
     def tied(shape: ComputeShape) -> str:
         if shape.near is None:
@@ -188,7 +193,7 @@ def compute_table(fit: Fit) -> Table | None:
         Column("width", look="strong"): lambda shape: str(shape.width),
         Column("N"): lambda shape: short(shape.params),
         Column("tokens"): lambda shape: short(shape.tokens),
-        Column("loss"): lambda shape: f"{shape.loss:.4f}",
+        _loss_column(unit.name): lambda shape: f"{unit.per_nat * shape.loss:.4f}",
         Column("statistically tied", right=False): tied,
     }
     note = (
@@ -200,6 +205,11 @@ def compute_table(fit: Fit) -> Table | None:
     if left_out:
         note += f" Without a least loss: {first_few(left_out, '; ')}."
     return table_of("best shapes at equal compute", fit.compute.best, columns, note)
+
+
+def _loss_column(unit: UnitName) -> Column:
+    """The heading of losses, with their unit unless it is the usual one."""
+    return Column("loss" if unit == NATS.name else f"loss, {unit}")
 
 
 def _others(best: AtSize, depths: Collection[int], text: str) -> str:
@@ -241,13 +251,14 @@ def diverged_table(fit: Fit) -> Table | None:
 
 def unusual_table(fit: Fit) -> Table | None:
     """The runs whose loss lies far off the others; None without any."""
+    unit = fit.loss_unit
     columns: Columns = {
         Column("depth"): lambda run: str(run.depth),
         Column("width"): lambda run: str(run.width),
         Column("N"): lambda run: short(run.params),
         Column("seed"): lambda run: str(run.seed),
-        Column("loss"): lambda run: f"{run.loss:.4f}",
-        Column("off by", "nats per token"): lambda run: f"{run.above:+.4f}",
+        _loss_column(unit.name): lambda run: f"{unit.per_nat * run.loss:.4f}",
+        Column("off by", unit.name): lambda run: f"{unit.per_nat * run.above:+.4f}",
         Column("deviations", "robust standard deviations"): lambda run: f"{abs(run.deviations):.0f}",
     }
     note = (
@@ -310,7 +321,7 @@ def members_table(key: str, about: Sequence[Mapping[str, Any]]) -> Table:
     return table_of("members", about, columns)
 
 
-def best_by_value(key: str, data: ByValue) -> Table:
+def best_by_value(key: str, data: ByValue, unit: UnitName) -> Table:
     """The best depth of each budget by value, with the depths tied with it."""
     columns: Columns = {
         Column(key, right=False): lambda row: label(row["value"]),
@@ -318,7 +329,7 @@ def best_by_value(key: str, data: ByValue) -> Table:
         Column("depth L", look="strong"): lambda row: str(row["depth"]),
         Column("tied", under="depth L", small="of {}"): lambda row: ", ".join(row["near"].split()) or None,
         Column("width"): lambda row: digits(row["width"]),
-        Column("loss"): lambda row: f"{row['loss']:.4g}",
+        _loss_column(unit): lambda row: f"{row['loss']:.4g}",
     }
     return table_of("best depth of each budget", data.rows.to_dict("records"), columns)
 

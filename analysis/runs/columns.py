@@ -25,13 +25,18 @@ OPTIONAL_NUMBERS = ("vocabulary", "context", EPOCHS)
 #: the rule of the learning rate. `purpose` is empty for a row of the study itself, or says why else it was
 #: trained (`analysis.fit.rate_check`).
 OPTIONAL_TEXT = ("protocol", "purpose")
+#: Training FLOPs of a run, and those that a study at equal FLOPs planned for it, from which whole steps differ by 1 %.
+FLOPS, COMPUTE, NEAR_PLANNED = "flops", "compute", 0.02
 #: The table's own count of parameters, kept if N is counted as 12·L·d² and the two differ.
 TABLE_PARAMS = "table_params"
 #: The largest width that a heading is proposed for.
 MOST_WIDTH = 1e6
 #: The group of equal N and equal training tokens in which a row is compared; 0 if all rows are one group.
 TOKEN_GROUP = "token_group"
-_NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
+#: The loss in bits per byte of the text, and bytes of the text per token: read as numbers when present, and only to
+#: state losses in bits per byte.
+BITS_PER_BYTE, BYTES_PER_TOKEN = "bits_per_byte", "bytes_per_token"
+_NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, BITS_PER_BYTE, BYTES_PER_TOKEN)
 
 
 def numeric(column: pd.Series) -> pd.Series:
@@ -41,6 +46,19 @@ def numeric(column: pd.Series) -> pd.Series:
     except OverflowError:
         # JSON integers may have any number of digits.
         return pd.to_numeric(column.map(str), errors="coerce")
+
+
+def planned_compute(rows: pd.DataFrame) -> pd.Series | None:
+    """Return the training FLOPs planned for each row; None unless all rows are of a study at two values or more.
+
+    A foreign table may have anything in a column of this name, so each must be near the row's own FLOPs.
+    """
+    if COMPUTE not in rows or FLOPS not in rows:
+        return None
+    planned, own = numeric(rows[COMPUTE]), numeric(rows[FLOPS])
+    if not ((planned > 0) & ((own / planned - 1).abs() <= NEAR_PLANNED)).all() or planned.nunique() < 2:
+        return None
+    return planned
 
 
 def refuse_repeated(frame: pd.DataFrame, source: str) -> None:

@@ -10,7 +10,7 @@ from analysis.errors import InputError
 from analysis.numbers import counted, first_few
 from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, TOKEN_GROUP
 from analysis.runs.learning_rates import RateChoice, choose_rates
-from analysis.runs.settings import Chosen, choose, last_steps, refuse_other_data
+from analysis.runs.settings import Chosen, choose, last_steps, refuse_other_data, refuse_other_models
 from analysis.runs.table import RunTable, whole
 from analysis.runs.tokens import TokenRule, choose_tokens
 
@@ -73,6 +73,8 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
     foreign = (used["cell"] == "").any()
     if foreign:
         refuse_other_data(used, runs.headings)
+    else:
+        refuse_other_models(used)
     steps = last_steps(used) if foreign else Chosen(used, {})
     level = choose_tokens(steps.rows, tokens)
     settings = choose(level.rows) if foreign else Chosen(level.rows, {})

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.numbers import counted, scientific
-from analysis.runs.columns import TOKEN_GROUP, numeric
+from analysis.runs.columns import FLOPS, TOKEN_GROUP, numeric, planned_compute
 from analysis.runs.learning_rates import choose_rates
 
-#: Column of the training FLOPs of a run, and the factors of 6·N·tokens between which it is taken as such.
-FLOPS, LEAST_FLOPS, MOST_FLOPS = "flops", 0.3, 30.0
+#: Factors of 6·N·tokens between which the column of FLOPs has the training FLOPs of a run.
+LEAST_FLOPS, MOST_FLOPS = 0.3, 30.0
 #: Relative difference of compute up to which runs have one budget.
 SAME_COMPUTE = 0.10
 #: Sizes farther from that of the lowest loss, as a factor, are not used: the loss is a parabola near its minimum only.
@@ -76,8 +76,8 @@ class ComputeTable:
 def compute_minima(used: pd.DataFrame) -> ComputeTable | None:
     """Find the minimum of the loss over N for each compute, depth and seed.
 
-    A run's compute is its column `flops`, else 6·N·tokens. A shape that was trained at several learning rates has the
-    loss that `choose_rates` gives it.
+    A run's compute is that planned by a study at equal FLOPs, else its column `flops`, else 6·N·tokens. A shape that
+    was trained at several learning rates has the loss that `choose_rates` gives it.
 
     Args:
         used: usable rows of a run table (columns depth, width, params, seed, lr, tokens, loss; any flops).
@@ -135,7 +135,10 @@ def compute_minima(used: pd.DataFrame) -> ComputeTable | None:
 
 
 def _compute_of(rows: pd.DataFrame) -> npt.NDArray[np.float64]:
-    """Training FLOPs of every row."""
+    """Training FLOPs of every row, as planned if they were."""
+    planned = planned_compute(rows)
+    if planned is not None:
+        return planned.to_numpy(dtype=float)
     plain = (6 * rows["params"] * rows["tokens"]).to_numpy(dtype=float)
     if FLOPS not in rows:
         return plain

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.errors import InputError, near_misses
-from analysis.runs.columns import COLUMNS, EPOCHS, OPTIONAL_NUMBERS, TEXT
+from analysis.runs.columns import BITS_PER_BYTE, COLUMNS, EPOCHS, OPTIONAL_NUMBERS, TEXT
 
 #: Prefix of metrics measured in addition to the loss; the rest of the name is the column.
 MEASURE = "measure."
@@ -124,6 +124,8 @@ def _row(run: Any) -> tuple[Record | None, str | None]:
     row: Record = {name: _number(params.get(name)) for name in COLUMNS if name not in TEXT}
     row |= {name: _number(params[name]) for name in OPTIONAL_NUMBERS if name in params}
     row |= {name: metrics.get(name) for name in ("train_seconds", EPOCHS)}
+    if BITS_PER_BYTE in metrics:
+        row[BITS_PER_BYTE] = metrics[BITS_PER_BYTE]
     # The metric has the curve of a cell that diverged too.
     row["loss"] = metrics.get("loss") if status == "done" else None
     # Measures of single layers would be hundreds of columns.

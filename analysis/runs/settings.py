@@ -14,7 +14,16 @@ import pandas as pd
 
 from analysis.errors import InputError, OptionNeededError, did_you_mean, shortened
 from analysis.numbers import counted, first_few, listed
-from analysis.runs.columns import COLUMNS, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, TOKEN_GROUP, numeric
+from analysis.runs.columns import (
+    BITS_PER_BYTE,
+    BYTES_PER_TOKEN,
+    COLUMNS,
+    OPTIONAL_NUMBERS,
+    OPTIONAL_TEXT,
+    TABLE_PARAMS,
+    TOKEN_GROUP,
+    numeric,
+)
 from analysis.runs.headings import last_part, loss_heading, names_in, words_of
 
 #: Columns that identify a run beside its settings.
@@ -32,6 +41,8 @@ DATA = frozenset(
         """
     )
 )
+#: Columns of a study's table that have one value in all its rows, because they are of its model family.
+MODEL = ("network", "kv_heads", "head_dim")
 #: Names of how far a training is; without tokens the last one of a run counts.
 PROGRESS = names_in(
     """
@@ -81,7 +92,8 @@ class Chosen:
 
 def unread_columns(rows: pd.DataFrame) -> list[str]:
     """The columns of a run table that are not read."""
-    read = {*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, TABLE_PARAMS, TOKEN_GROUP, "seed_label"}
+    read = {*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, BITS_PER_BYTE, BYTES_PER_TOKEN}
+    read |= {TABLE_PARAMS, TOKEN_GROUP, "seed_label"}
     return [str(name) for name in rows.columns if name not in read]
 
 
@@ -109,6 +121,19 @@ def refuse_other_data(rows: pd.DataFrame, headings: Mapping[str, str]) -> None:
             values,
             "losses of different data, contexts or vocabularies are not comparable",
         )
+
+
+def refuse_other_models(rows: pd.DataFrame) -> None:
+    """Refuse rows of studies of several model families, as two tables of runs in one file have them.
+
+    An empty value is a value: rows of GPT-2 have no network, and without `kv_heads` there are as many as heads.
+
+    Raises:
+        OptionNeededError: a column that is one value in a whole study has several.
+    """
+    for name in MODEL:
+        if name in rows and (values := _values(rows[name])).nunique() > 1:
+            raise _needs_choice(name, values, "losses of different models are not averaged or compared")
 
 
 def last_steps(rows: pd.DataFrame) -> Chosen:

@@ -17,6 +17,8 @@ from analysis.errors import InputError, OptionNeededError, shortened
 from analysis.files import write_text
 from analysis.numbers import counted, first_few, parse_number
 from analysis.runs.columns import (
+    BITS_PER_BYTE,
+    BYTES_PER_TOKEN,
     COLUMNS,
     OPTIONAL_NUMBERS,
     OPTIONAL_TEXT,
@@ -66,7 +68,7 @@ _PREFIX = "mlflow:"
 #: Beyond it not all whole numbers are floats: such seeds are labels, and such sizes are errors.
 _EXACT = 2.0**53
 #: The columns that are read.
-_READ = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
+_READ = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, BITS_PER_BYTE, BYTES_PER_TOKEN)
 #: Texts of a loss that is not finite, and of an empty cell.
 _NO_NUMBER = frozenset({word.lower() for word in EMPTY} | {"inf", "-inf"})
 
@@ -147,6 +149,9 @@ class RunTable:
             raise InputError(f"{source} has no rows. A run table needs one row for every trained model.")
         unit = unit or unit_of(chosen.get("loss", "loss"))
         typed, unread = _typed(named, count, unit, rows + 1)
+        if unit == "bits" and {"bpb", "byte"} & set(words_of(chosen["loss"])):
+            # Such a loss is the mean over bytes, so that a byte takes the place of a token.
+            typed = typed.assign(**{BYTES_PER_TOKEN: 1.0})
         _refuse_other_units(typed, source, unit, chosen.get("loss", "loss"))
         reasons = _reasons(typed, unread)
         good = typed.drop(index=reasons.index)
@@ -262,14 +267,14 @@ def _typed(
     made: dict[str, Any] = {}
     unread: dict[str, pd.Series] = {}
     numbered = pd.Index(rows, name="row")
-    extra = [name for name in OPTIONAL_NUMBERS if name in frame.columns]
+    extra = [name for name in (*OPTIONAL_NUMBERS, BITS_PER_BYTE, BYTES_PER_TOKEN) if name in frame.columns]
     for name in (*COLUMNS, *extra):
         column = frame.get(name, pd.Series(np.nan, frame.index))
         if name in TEXT:
             made[name] = _texts(column)
             continue
         # No loss in nats or bits reaches a thousand.
-        is_small = name == "lr" or (name == "loss" and unit != "perplexity")
+        is_small = name in ("lr", BITS_PER_BYTE, BYTES_PER_TOKEN) or (name == "loss" and unit != "perplexity")
         made[name], texts = read_numbers(column, thousands=not is_small)
         if name != "seed" and len(texts):
             unread[name] = texts.set_axis(numbered[texts.index])

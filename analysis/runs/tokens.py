@@ -5,7 +5,8 @@ one number of tokens, shapes are comparable when those of one size have the same
 parameter: then the curves of two depths meet at equal N and equal tokens. If all shapes have one number of tokens per
 parameter, crossings, laws and projections hold along that line of N and tokens, and for no other ratio. If tokens
 differ from size to size in another way, as at several budgets of compute, losses are compared inside groups of equal N
-and equal tokens. Only ratios of tokens matter, not their unit.
+and equal tokens. A study at equal FLOPs names those of each run, and is compared at these. Only ratios of tokens
+matter, not their unit.
 """
 
 import math
@@ -18,10 +19,12 @@ import pandas as pd
 
 from analysis.errors import InputError
 from analysis.numbers import first_few, human, scientific
-from analysis.runs.columns import TABLE_PARAMS, TOKEN_GROUP
+from analysis.runs.columns import TABLE_PARAMS, TOKEN_GROUP, planned_compute
 
 Floats = npt.NDArray[np.float64]
-Rule = Literal["unknown", "equal", "level", "ratio", "with_params", "equal_compute", "groups", "unequal"]
+Rule = Literal[
+    "unknown", "equal", "level", "ratio", "with_params", "equal_compute", "groups", "compute", "unequal"
+]
 
 #: Relative difference below which tokens are one level.
 SAME_LEVEL = 0.01
@@ -56,8 +59,8 @@ class TokenRule:
     Attributes:
         rule: `unknown` (no row has tokens), `equal` (all the same), `level` (one of several), `ratio` (one number of
             tokens per parameter), `with_params` (tokens rise with N, equal at equal N), `equal_compute` (N·tokens is
-            the same, so tokens are equal at equal N), `groups` (compared inside groups of equal N and tokens) or
-            `unequal`.
+            the same, so tokens are equal at equal N), `groups` (compared inside groups of equal N and tokens),
+            `compute` (a study at equal FLOPs: the best sizes of the depths are compared at each) or `unequal`.
         compared: the level compared, in the table's unit, for `ratio` the tokens per parameter; None if there is no
             single one.
         levels: all levels, ascending.
@@ -73,7 +76,7 @@ class TokenRule:
     @property
     def comparable(self) -> bool:
         """Whether depths of one N have the same tokens, as far as is known; else their losses show no crossing."""
-        return self.rule != "unequal"
+        return self.rule not in ("compute", "unequal")
 
     @property
     def at(self) -> str:
@@ -114,6 +117,17 @@ def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
     Raises:
         InputError: no level near `tokens`, or no tokens in the table.
     """
+    planned = planned_compute(used) if tokens is None else None
+    if planned is not None:
+        values, at = np.unique(planned, return_inverse=True)
+        words = (
+            f"Depths are compared at equal FLOPs ({scientific(values[0])} to {scientific(values[-1])}), each at its "
+            "best size. Training tokens differ at equal N, so there is no crossing in N, and no projection beyond "
+            "these FLOPs."
+        )
+        levels = tuple(np.unique(used["tokens"]).tolist())
+        rule = TokenRule("compute", None, levels, words, "training tokens differ at equal N")
+        return TokenChoice(rule, used.assign(**{TOKEN_GROUP: at}), {})
     value = used["tokens"].where(np.isfinite(used["tokens"]) & (used["tokens"] > 0))
     own = [TABLE_PARAMS] if TABLE_PARAMS in used else []
     table = used[["depth", "width", "params", "seed", "lr", *own]].assign(tokens=value, level=_levels(value))
@@ -353,7 +367,7 @@ def _at_level(table: pd.DataFrame, levels: Floats, chosen: int, why: str) -> Tok
             f"no training tokens; compared at {compared:.4g}",
             f"no loss at the {compared:.4g} training tokens compared",
         ],
-        f"checkpoint at other tokens than the {compared:.4g} compared",
+        f"at other training tokens than the {compared:.4g} compared",
     )
     left_out = dict(zip(table.index[~keep], reasons[~keep].tolist(), strict=True))
     count = keep.groupby([table["depth"], table["params"]]).transform("sum")

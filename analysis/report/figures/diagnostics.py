@@ -24,10 +24,13 @@ from analysis.report.figures.canvas import (
 )
 from analysis.report.figures.figure import Context, Figure
 from analysis.runs.table import RunTable
+from analysis.units import NATS, LossUnit
 
 #: Columns of the measures; `layer` counts from 1, and step 0 is before the first step.
 COLUMNS = ("cell", "step", "name", "layer", "value")
 
+#: The measure that is a difference of losses.
+LOSS_INCREASE = "layer_drop"
 #: Name of a measure -> its title, in the order of the figure.
 WORDS = {
     "rank_residual": "distance from rank one",
@@ -35,7 +38,7 @@ WORDS = {
     "rank_residual_noskip": "… without skips",
     "rank_residual_attention": "… attention alone",
     "token_cosine": "cosine between tokens",
-    "layer_drop": "loss increase without the layer",
+    LOSS_INCREASE: "loss increase without the layer",
     "induction_score": "induction, best head",
     "induction_score_shifted": "… at its best distance",
     "induction_shift": "… the distance in tokens",
@@ -50,10 +53,14 @@ def figure(context: Context) -> Figure | None:
     table = diagnostics_data(context.runs, context.measures)
     if table is None:
         return None
+    unit, is_loss = context.fit.loss_unit, table["name"] == LOSS_INCREASE
+    table.loc[is_loss, ["value", "low", "high"]] *= unit.per_nat
     caption = (
         "One line per depth: the mean over its runs, shaded from the lowest to the highest. docs/reference.md defines "
         "the measures."
     )
+    if is_loss.any() and unit != NATS:
+        caption += f" Increases of the loss are in {unit.name} here."
     title = "Inside the models, layer by layer"
     return Figure("diagnostics", title, caption, table, lambda: draw_diagnostics(table, context.colours))
 
@@ -129,9 +136,11 @@ def training_figure(context: Context) -> Figure | None:
     table = None if context.curves is None else training_data(context.runs, context.curves)
     if table is None or table.empty:
         return None
+    unit = context.fit.loss_unit
+    table = table.assign(loss=unit.per_nat * table["loss"])
     caption = f"One line per finished run ({table['cell'].nunique()} runs), coloured by depth."
     title = "Loss during training"
-    return Figure("training", title, caption, table, lambda: draw_training(table, context.colours))
+    return Figure("training", title, caption, table, lambda: draw_training(table, context.colours, unit))
 
 
 def training_data(runs: RunTable, curves: pd.DataFrame) -> pd.DataFrame:
@@ -145,15 +154,15 @@ def training_data(runs: RunTable, curves: pd.DataFrame) -> pd.DataFrame:
     return merged.sort_values(["depth", "width", "seed", "step"])
 
 
-def draw_training(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
-    """Draw loss against step, one thin line per cell, with one label per depth."""
+def draw_training(table: pd.DataFrame, colours: Mapping[int, str], unit: LossUnit = NATS) -> Canvas:
+    """Draw loss in this unit against step, one thin line per cell, with one label per depth."""
     canvas, axes = new_canvas(3.8)
     for depth, rows in by_depth(table):
         style = {"linewidth": 0.8, "rasterized": len(table) > MOST_POINTS}
         for _, cell in rows.groupby("cell", sort=True):
             axes.plot(cell["step"], cell["loss"], color=colours[depth], **style)
         axes.plot([], [], color=colours[depth], label=layers(depth))
-    finish(canvas, axes, "optimizer step", "loss (nats per token)")
+    finish(canvas, axes, "optimizer step", f"loss ({unit.name})")
     return canvas
 
 

@@ -31,6 +31,7 @@ from analysis.report.figures.canvas import (
     size_axis,
 )
 from analysis.report.figures.figure import Context, Figure, study_of_fit
+from analysis.units import NATS
 
 #: Least range of ln N in which the same depths are compared.
 LEAST_RANGE = 0.05
@@ -78,16 +79,16 @@ def excess_data(fit: Fit) -> pd.DataFrame | None:
     """What each depth costs against the best depth, on the grid of the curves, at measured sizes and at crossings.
 
     Returns:
-        params, depth, width (of that N, of a measured shape its own), loss (on the curve, nats per token), excess
-        (over the lowest loss of this N, percent), low, high (its interval at the level of the fit, at least 0; NaN
-        without a noise estimate), margin (half the interval of the difference to the best of the other depths), near
-        (whether it is not excluded), measured (whether the depth has a shape of this N), part (number of the range of
-        sizes in which the same depths are compared; ranges beside each other have consecutive numbers). Only places of
-        the reading with two depths of several sizes, in ranges of at least `LEAST_RANGE`. None if there is no such
-        range.
+        params, depth, width (of that N, of a measured shape its own), loss (on the curve, in the unit of the
+        fit), excess (over the lowest loss of this N, percent), low, high (its interval at the level of the fit,
+        at least 0; NaN without a noise estimate), margin (half the interval of the difference to the best of
+        the other depths), near (whether it is not excluded), measured (whether the depth has a shape of this
+        N), part (number of the range of sizes in which the same depths are compared; ranges beside each other
+        have consecutive numbers). Only places of the reading with two depths of several sizes, in ranges of at
+        least `LEAST_RANGE`. None if there is no such range.
     """
     study = study_of_fit(fit)
-    curves, reading = study.curves, fit.reading
+    curves, reading, per_nat = study.curves, fit.reading, fit.loss_unit.per_nat
     lines = dict(zip(reading.depths, reading.losses, strict=True))
     depths = [depth for depth in reading.depths if len(curves.at(depth)) > 1]
     x = np.log(np.array(reading.params))
@@ -130,7 +131,7 @@ def excess_data(fit: Fit) -> pd.DataFrame | None:
                     "params": params,
                     "depth": depth,
                     "width": width,
-                    "loss": losses[row, at],
+                    "loss": per_nat * losses[row, at],
                     "excess": excess,
                     "low": np.maximum(excess - margin, 0),
                     "high": np.maximum(np.where(best, margin - lead[at], excess + margin), 0),
@@ -241,7 +242,8 @@ def sizes_json(table: pd.DataFrame, fit: Fit) -> dict[str, Any]:
 
 
 def _draw(context: Context, table: pd.DataFrame, crossed: list[Crossing], top: float, width: float) -> Canvas:
-    depths = by_depth(table)
+    depths, stated = by_depth(table), context.fit.loss_unit
+    unit = "" if stated == NATS else f" {stated.name}"
     lanes = _lanes(crossed, table, width)
     strip = LABEL * 1.15 * (max(lanes, default=-1) + 1) + 4 * bool(lanes)
     height = max(3.3 if width == WIDE else 3.4, (1.2 * LABEL * len(depths) + strip) / 72 + 0.9)
@@ -268,10 +270,10 @@ def _draw(context: Context, table: pd.DataFrame, crossed: list[Crossing], top: f
         # A mark above the frame is not in the SVG, so it may have no text either.
         seen = rows[rows["measured"] & (rows["excess"] <= top)]
         texts = [
-            f"{shape_text(row)}: loss {row['loss']:.4f}, +{digits(row['excess'])} % "
+            f"{shape_text(row)}: loss {row['loss']:.4f}{unit}, +{digits(row['excess'])} % "
             f"({span((row['low'], row['high']))})"
             if math.isfinite(row["high"])
-            else f"{shape_text(row)}: loss {row['loss']:.4f}, +{digits(row['excess'])} %"
+            else f"{shape_text(row)}: loss {row['loss']:.4f}{unit}, +{digits(row['excess'])} %"
             for row in seen.to_dict("records")
         ]
         style = {"marker": "o", "markersize": 4, "linestyle": "none", "zorder": 4, "clip_on": False}

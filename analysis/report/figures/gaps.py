@@ -36,7 +36,7 @@ def figure(context: Context) -> Figure | None:
         f"Loss of the shallower model minus loss of the deeper one: above zero the deeper is better. {region}"
     )
     table = pd.concat([line for _, line, _ in panels], ignore_index=True)
-    quantile = study_of_fit(fit).crossings.quantile
+    quantile, unit = study_of_fit(fit).crossings.quantile, fit.loss_unit.name
 
     def draw(width: float, most: int) -> Canvas:
         columns = min(len(panels), most)
@@ -54,7 +54,7 @@ def figure(context: Context) -> Figure | None:
             axes.tick_params(labelbottom=True)
         for axes in drawn[-columns:]:
             axes.set_xlabel("N")
-        canvas.supylabel("loss gap (nats per token)", fontsize=10)
+        canvas.supylabel(f"loss gap ({unit})", fontsize=10)
         return canvas
 
     title = "Where the deeper model takes the lead"
@@ -65,10 +65,10 @@ def gap_data(fit: Fit) -> list[Panel]:
     """The first `MAX_PANELS` pairs with a common range of N; none if the tokens allow no comparison.
 
     Returns:
-        The crossing; params, gap = loss(shallow) - loss(deep), its standard error se, and the pair (shallow, deep,
-        status); N of the sizes measured inside the common range.
+        The crossing; params, gap = loss(shallow) - loss(deep) and its standard error se (both in the unit of the fit),
+        and the pair (shallow, deep, status); N of the sizes measured inside the common range.
     """
-    curves = study_of_fit(fit).curves
+    curves, per_nat = study_of_fit(fit).curves, fit.loss_unit.per_nat
     panels: list[Panel] = []
     if not fit.tokens.comparable:
         return panels
@@ -76,7 +76,7 @@ def gap_data(fit: Fit) -> list[Panel]:
         gap = gap_of(curves, item.shallow, item.deep)
         if gap is None:
             continue
-        line = pd.DataFrame({"params": np.exp(gap.x), "gap": gap.value, "se": gap.se})
+        line = pd.DataFrame({"params": np.exp(gap.x), "gap": per_nat * gap.value, "se": per_nat * gap.se})
         line = line.assign(shallow=item.shallow, deep=item.deep, status=item.status)
         x = curves.x[np.concatenate([curves.at(item.shallow), curves.at(item.deep)])]
         inside = (x >= gap.x[0] - 1e-9) & (x <= gap.x[-1] + 1e-9)

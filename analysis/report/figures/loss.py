@@ -31,7 +31,8 @@ from analysis.runs.columns import TOKEN_GROUP
 
 def figure(context: Context) -> Figure:
     """Loss against size."""
-    entropy = context.entropy
+    unit = context.fit.loss_unit
+    entropy = None if context.entropy is None else unit.per_nat * context.entropy
     points, lines = loss_data(context.fit)
     caption = (
         "Marks are means over seeds; bars run from the lowest to the highest seed."
@@ -59,7 +60,7 @@ def figure(context: Context) -> Figure:
             axes.axhline(entropy, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
             place = {"va": "bottom", "fontsize": 10, "transform": axes.get_yaxis_transform()}
             axes.text(0.01, entropy, f"entropy of the data, {entropy:.3f}", color=palette.MUTED, **place)
-        finish(canvas, axes, context.size_label, "validation loss (nats per token)")
+        finish(canvas, axes, context.size_label, f"validation loss ({unit.name})")
         return canvas
 
     table = stack(point=points, curve=lines).assign(entropy=entropy)
@@ -84,10 +85,11 @@ def loss_data(fit: Fit) -> tuple[pd.DataFrame, pd.DataFrame]:
     Returns:
         depth, width, params, loss (mean over seeds), low, high (lowest and highest seed), se (pooled), seeds, residual
         (loss less the curve); and depth, params, loss on the curves. A depth of one size has no curve. Losses compared
-        inside groups of tokens are less the level of their group, see `Curves.group_level`.
+        inside groups of tokens are less the level of their group, see `Curves.group_level`. Losses are in the unit of
+        the fit.
     """
     study = study_of_fit(fit)
-    curves = study.curves
+    curves, per_nat = study.curves, fit.loss_unit.per_nat
     keys = ["depth", "params", *([TOKEN_GROUP] if TOKEN_GROUP in study.rows else [])]
     groups = study.rows.groupby(keys, sort=True)
     points = groups.agg(width=("width", "first"), low=("loss", "min"), high=("loss", "max")).reset_index()
@@ -100,13 +102,17 @@ def loss_data(fit: Fit) -> tuple[pd.DataFrame, pd.DataFrame]:
         seeds=curves.count,
         residual=curves.residual,
     )
+    losses = ["loss", "low", "high", "se", "residual"]
+    points[losses] *= per_nat
     lines = [pd.DataFrame(columns=["depth", "params", "loss"], dtype=float)]
     for depth in curves.depths:
         low, high = curves.range(depth)
         if low < high:
             # Ends exactly at the measured sizes: a curve is not defined beyond them.
             x = np.linspace(low, high, LINE)
-            lines.append(pd.DataFrame({"depth": depth, "params": np.exp(x), "loss": curves.loss(depth, x)}))
+            lines.append(
+                pd.DataFrame({"depth": depth, "params": np.exp(x), "loss": per_nat * curves.loss(depth, x)})
+            )
     columns = ["depth", "width", "params", "loss", "low", "high", "se", "seeds", "residual"]
     return points[columns], pd.concat(lines[1:] or lines, ignore_index=True)
 

@@ -16,6 +16,7 @@ from analysis.fit.series import (
     measure_data,
     measures_of,
     shifts_by_value,
+    unit_of,
 )
 from analysis.report.figures.by_value import crossings_figure, measure_figure, set_values
 from analysis.report.figures.canvas import new_canvas
@@ -45,6 +46,27 @@ def worlds():
 @pytest.fixture(scope="module")
 def members():
     return worlds()
+
+
+def test_losses_in_bits_per_byte_are_by_the_bytes_of_each_member(members):
+    sizes = {8: 1.5, 64: 2.5, 512: 4.0}
+    bits = [
+        replace(one, fit=replace(one.fit, unit="bits per byte", bytes_per_token=sizes[one.value]))
+        for one in members
+    ]
+    assert (unit_of(members), unit_of(bits)) == ("nats per token", "bits per byte")
+    for own, other, name in (
+        (best_data(members).rows, best_data(bits).rows, "loss"),
+        (measure_data(members, "loss").shapes, measure_data(bits, "loss").shapes, "mean"),
+    ):
+        factor = 1 / math.log(2) / own["value"].map(sizes)
+        np.testing.assert_allclose(other[name], factor * own[name], rtol=1e-12)
+        assert other["depth"].tolist() == own["depth"].tolist()
+    pd.testing.assert_frame_equal(crossing_data(bits).rows, crossing_data(members).rows)
+    unfitted = [*bits[:2], replace(bits[2], fit=None)]
+    assert set(measure_data(unfitted, "loss").shapes["value"]) == {8, 64}, (
+        "without a fit its bytes are not known"
+    )
 
 
 def task(value, needs, depths=(1, 2, 3, 4), fitted=False, seeds=3):

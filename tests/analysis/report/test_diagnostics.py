@@ -1,9 +1,11 @@
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.errors import InputError
+from analysis.fit.document import fit
 from analysis.report.figures.diagnostics import diagnostics_data, draw_diagnostics, figure
 from analysis.report.figures.figure import Context
 from analysis.runs.table import RunTable
@@ -81,3 +83,14 @@ def test_the_distances_share_one_scale_and_zeros_are_left_out(runs):
     assert deepest[2] > 0.5**3 - 1e-9
     (legend,) = canvas.legends
     assert [text.get_text() for text in legend.get_texts()] == ["1 layer", "2 layers", "4 layers"]
+
+
+def test_a_loss_increase_is_drawn_in_the_unit_of_the_fit_and_other_measures_are_not(pilot_frame):
+    runs = RunTable.from_frame(pilot_frame().assign(bytes_per_token=2.0))
+    given = measures(runs, ("layer_drop", "token_cosine"))
+    nats, bits = (figure(Context(runs, fit(runs, unit=unit), measures=given)) for unit in ("nats", "bpb"))
+    drop, columns = nats.table["name"] == "layer_drop", ["value", "low", "high"]
+    assert nats.table.equals(diagnostics_data(runs, given))
+    np.testing.assert_allclose(bits.table[drop][columns], nats.table[drop][columns] / math.log(2) / 2)
+    assert bits.table[~drop].equals(nats.table[~drop])
+    assert ("bits per byte" in bits.caption, "bits per byte" in nats.caption) == (True, False)

@@ -88,6 +88,35 @@ def test_the_report_says_the_answer_and_has_every_file(page, study, found):
     assert not list(page.parent.rglob("*.tmp"))
 
 
+def test_a_page_in_bits_per_byte_has_nats_only_where_it_gives_the_lowest_loss_in_both(tmp_path, study, page):
+    size = 1.7
+    runs = RunTable.from_frame(study.frame.assign(bytes_per_token=size))
+    curves = pd.DataFrame({"cell": runs.used["cell"], "step": 1, "loss": 2.0})
+    given = {"title": "quickstart", "entropy": 0.7365, "curves": curves}
+    bits = fit(runs, unit="bpb")
+    path = write_report(runs, bits, tmp_path / "bits", **given)
+    text, lowest = read(path).text, study.used["loss"].min()
+    assert re.findall(r"\S+ nats per token, \S+ bits per byte", text) == [
+        f"{lowest:.4f} nats per token, {lowest / np.log(2) / size:.4f} bits per byte"
+    ]
+    assert text.count("nats") == 1
+    assert "bits per byte" not in read(page).text
+    factor = 1 / np.log(2) / size
+    for name, columns in {
+        "loss": ["loss", "low", "high", "se", "residual", "entropy"],
+        "gaps": ["gap", "se"],
+    }.items():
+        own, other = (pd.read_csv(where.parent / "figures" / f"{name}.csv") for where in (page, path))
+        np.testing.assert_allclose(other[columns], factor * own[columns], rtol=1e-9)
+    own, other = (pd.read_csv(where.parent / "figures" / "excess.csv") for where in (page, path))
+    np.testing.assert_allclose(other["loss"], factor * own["loss"], rtol=1e-9)
+    np.testing.assert_array_equal(other["excess"], own["excess"])
+    assert pd.read_csv(path.parent / "figures" / "training.csv")["loss"].tolist() == pytest.approx(
+        [2.0 * factor] * len(curves)
+    )
+    assert read_runs(path.parent / "runs.csv").used["loss"].tolist() == study.used["loss"].tolist()
+
+
 def test_each_csv_is_what_its_figure_shows(page, study, found):
     for figure in (
         draw(Context(study, found, 0.7365))

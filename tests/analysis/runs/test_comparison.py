@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.errors import InputError
+from analysis.errors import InputError, OptionNeededError
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable, read_runs
 
@@ -50,7 +50,7 @@ def test_checkpoints_are_compared_at_the_most_tokens_that_all_shapes_have():
     assert found.rows["tokens"].unique().tolist() == [20]
     assert len(found.rows) == 12
     # One reason, so that a summary can count it; the rows have their own tokens.
-    assert set(found.left_out.values()) == {"checkpoint at other tokens than the 20 compared"}
+    assert set(found.left_out.values()) == {"at other training tokens than the 20 compared"}
     assert not found.warnings
 
 
@@ -493,3 +493,13 @@ def test_poor_tables_are_compared_as_far_as_they_go(frame):
     assert len(found.rows) >= 1
     assert len(found.rows) + len(found.left_out) == len(frame)
     assert np.isfinite(found.rows["loss"]).all()
+
+
+def test_rows_of_two_studies_of_other_model_families_in_one_table_are_refused():
+    # Studies write an empty network for GPT-2, and no column kv_heads without key-value heads of their own.
+    gpt2, llama = table(cell="a", network=""), table(cell="b", network="llama")
+    assert len(of(llama).rows) == len(SHAPES)
+    for other, heading in [(llama, "network=llama"), (gpt2.assign(cell="c", kv_heads=1), "kv_heads=1")]:
+        with pytest.raises(OptionNeededError) as refused:
+            of(pd.concat([gpt2, other], ignore_index=True))
+        assert refused.value.options == (("--where", heading),)

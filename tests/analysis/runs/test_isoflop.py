@@ -4,6 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.runs.columns import planned_compute
+from analysis.runs.comparison import compare
 from analysis.runs.isoflop import compute_minima
 from analysis.runs.table import RunTable
 from tests.isoflop import isoflop_table, least_loss
@@ -73,3 +75,51 @@ def test_other_tables_have_no_minima():
         frame.drop(columns="tokens"),
     ):
         assert minima(other) is None
+
+
+def planned(frame, off=0.008):
+    """The table as a study at equal FLOPs writes it, with whole steps: FLOPs differ from the planned ones."""
+    sign = np.where(np.arange(len(frame)) % 2, 1, -1)
+    return frame.assign(compute=frame["flops"], flops=frame["flops"] * (1 + off * sign))
+
+
+def test_the_planned_flops_of_a_study_are_its_budgets_even_if_most_flops_are_those_of_the_vocabulary():
+    frame = isoflop_table()
+    found = minima(planned(frame.assign(flops=40 * frame["flops"])))
+    plain = minima(frame)
+    assert found.rows["params"].unique().tolist() == [40 * flops for flops in plain.rows["params"].unique()]
+    np.testing.assert_allclose(found.rows["loss"], plain.rows["loss"])
+    # The same FLOPs without what was planned are not taken for those of training.
+    assert planned_compute(frame) is None
+    assert minima(frame.assign(flops=40 * frame["flops"])).rows["params"].max() < 1e20
+
+
+def test_a_study_at_equal_flops_is_compared_by_these_where_a_shape_is_at_several():
+    """Each shape at two budgets: by tokens alone the table has levels, of which one would be compared."""
+    frame = pd.concat([isoflop_table(budgets=4), isoflop_table(budgets=4, least=1.2e16)], ignore_index=True)
+    half = len(frame) // 2
+    more = frame.iloc[half:].assign(
+        flops=lambda rows: 2 * rows["flops"], tokens=lambda rows: 2 * rows["tokens"]
+    )
+    table = RunTable.from_frame(planned(pd.concat([frame.iloc[:half], more], ignore_index=True)))
+    chosen = compare(table)
+    assert (chosen.tokens.rule, chosen.tokens.comparable, len(chosen.rows)) == ("compute", False, len(frame))
+    assert not chosen.left_out
+    assert not any("averaged" in warning for warning in chosen.warnings)
+    assert compute_minima(table.used).rows["params"].nunique() == 8
+    assert compare(table, tokens=float(frame["tokens"].iloc[0])).tokens.rule == "level"
+
+
+@pytest.mark.parametrize("change", ["far", "one", "missing", "absent"])
+def test_a_column_that_is_not_the_planned_flops_of_all_rows_is_none_of_a_study_at_equal_flops(change):
+    frame = planned(isoflop_table())
+    if change == "far":
+        frame.loc[3, "compute"] *= 1.03
+    elif change == "one":
+        frame = frame[frame["compute"] == frame["compute"].max()]
+    elif change == "missing":
+        frame.loc[3, "compute"] = np.nan
+    else:
+        frame = frame.drop(columns="flops")
+    assert planned_compute(frame) is None
+    assert compare(RunTable.from_frame(frame)).tokens.rule != "compute"

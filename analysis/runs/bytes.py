@@ -1,0 +1,78 @@
+"""Bytes of text per token of the rows of a run table, which make bits per byte of nats per token."""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from analysis.errors import InputError
+from analysis.numbers import digits, first_few
+from analysis.runs.columns import BITS_PER_BYTE, BYTES_PER_TOKEN, numeric
+
+#: Relative difference of bytes per token that the rounding of losses explains.
+ROUNDING = 0.002
+#: The same of the two columns of a row, where that in bits per byte may have two digits.
+CONTRADICTION = 0.05
+
+
+class NoBytesError(InputError):
+    """Rows whose losses cannot be stated in bits per byte."""
+
+
+def bytes_of_rows(rows: pd.DataFrame) -> pd.Series:
+    """Bytes per token of each row, as given or as loss / ln 2 over bits per byte; NaN where neither is known."""
+    found = pd.Series(np.nan, rows.index)
+    if BITS_PER_BYTE in rows:
+        found = rows["loss"] / math.log(2) / numeric(rows[BITS_PER_BYTE])
+    if BYTES_PER_TOKEN in rows:
+        found = numeric(rows[BYTES_PER_TOKEN]).astype(float).fillna(found)
+    return found.where((found > 0) & np.isfinite(found))
+
+
+def common_bytes(rows: pd.DataFrame) -> float | None:
+    """Bytes per token of all rows; None if a row has none, or they differ by more than `ROUNDING`."""
+    found = bytes_of_rows(rows)
+    return None if found.isna().any() or len(_others(found)) else float(found.median())
+
+
+def needed_bytes(rows: pd.DataFrame, source: str) -> float:
+    """Bytes per token of all rows.
+
+    Raises:
+        NoBytesError: a row has none, they differ, or a row's two columns contradict each other.
+    """
+    found = bytes_of_rows(rows)
+    if BITS_PER_BYTE in rows and BYTES_PER_TOKEN in rows:
+        other = bytes_of_rows(rows.drop(columns=BYTES_PER_TOKEN))
+        for row in found.index[abs(other / found - 1) > CONTRADICTION][:1]:
+            raise NoBytesError(
+                f"The columns {BITS_PER_BYTE} and {BYTES_PER_TOKEN} of {source} contradict each other: in row {row} "
+                f"the loss in bits per byte is of {digits(other[row], 4)} bytes per token, and {BYTES_PER_TOKEN} is "
+                f"{digits(found[row], 4)}. Correct one of them, or leave out --unit bpb."
+            )
+    if missing := [str(row) for row in found.index[found.isna()]]:
+        which = (
+            f"none are known of the rows {first_few(missing)}" if len(missing) < len(found) else "it has none"
+        )
+        if given := [name for name in (BITS_PER_BYTE, BYTES_PER_TOKEN) if name in rows]:
+            which += f", where {' and '.join(given)} must be above 0"
+        raise NoBytesError(
+            f"--unit bpb needs the bytes per token of {source}, and {which}. Name the column of the loss in bits per "
+            "byte with --column bits_per_byte=HEADING, or that of the bytes of text per token with --column "
+            "bytes_per_token=HEADING; or leave out --unit bpb."
+        )
+    middle = float(found.median())
+    if len(others := _others(found)):
+        named = [f"{digits(value, 4)} in row {row}" for row, value in others.items()]
+        raise NoBytesError(
+            f"The rows of {source} have no common number of bytes per token, which --unit bpb needs: "
+            f"{digits(middle, 4)}, but {first_few(named)}. Compare the rows of one data set with --where "
+            "HEADING=VALUE; if the losses in bits per byte are rounded, add a column bytes_per_token; or leave out "
+            "--unit bpb."
+        )
+    return middle
+
+
+def _others(found: pd.Series) -> pd.Series:
+    """The numbers that differ from the middle one."""
+    return found[abs(found / found.median() - 1) > ROUNDING]

@@ -17,6 +17,7 @@ from analysis.errors import InputError as AnalysisError
 from analysis.errors import OptionNeededError
 from analysis.files import to_json
 from analysis.law.near_optimal import WITHIN
+from analysis.numbers import parse_number
 from study.cluster.cli import app as cluster_app
 from study.command_line import command
 from study.commands.output import show, working
@@ -59,6 +60,15 @@ def options(
     """Options of the program itself."""
 
 
+def _token_count(text: str) -> float:
+    try:
+        return parse_number(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{shortened(text)} is no number of tokens; write it as 5e10 or 50B"
+        ) from None
+
+
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="a preset, a study, or a YAML file")]
 RunsArgument = Annotated[
     str,
@@ -87,13 +97,31 @@ CountOption = Annotated[
     Literal["nonembedding", "table"], typer.Option(help="N is 12·L·d², or the column params of a table")
 ]
 TokensOption = Annotated[
-    float | None, typer.Option(help="compare at these training tokens; default: the most all shapes have")
+    float | None,
+    typer.Option(
+        parser=_token_count,
+        metavar="TOKENS",
+        help="compare at these training tokens, as 5e10 or 50B; default: the most all shapes have",
+    ),
 ]
 WithinOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        metavar="NATS", help="what a depth may lose: nats per token, or a share of the loss as 0.5%"
+        metavar="NATS",
+        help=f"what a depth may lose: nats per token, or a share of the loss as 0.5%; default: {WITHIN}",
     ),
+]
+WithinOfFitOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOSS",
+        help="what a depth may lose: nats per token, or in the unit of --fit, or a share of the loss as 0.5%; default: "
+        f"{WITHIN} nats",
+    ),
+]
+UnitOption = Annotated[
+    Literal["nats", "bpb"],
+    typer.Option(help="state losses in nats per token, or in bits per byte of the text"),
 ]
 ClusterOption = Annotated[
     str | None, typer.Option(metavar="FILE", help="the cluster file, such as cluster/aws.yaml")
@@ -325,10 +353,10 @@ def mirror(
     changes: ChangesArgument = None,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Send MLflow the rows of a study that it lacks. An empty store gets all; `interplay run` does so as well."""
+    """Send MLflow and other trackers the rows they lack. An empty one gets all; `interplay run` does so as well."""
     from study.commands.spec_argument import load
     from study.spec.study import studies
-    from study.tracking.mlflow_mirror import mirror_study
+    from study.tracking.targets import mirror_study
 
     for one in studies(load("mirror", spec, changes or (), results)):
         Console().print(mirror_study(one, results), markup=False, soft_wrap=True)
@@ -345,6 +373,7 @@ def fit(
     results: ResultsOption = RESULTS,
     uri: UriOption = None,
     level: LevelOption = 0.95,
+    unit: UnitOption = "nats",
     out: Annotated[Path | None, typer.Option(help="also write the fit to this file")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -352,7 +381,9 @@ def fit(
     from study.commands import fit as verb
     from study.results.answer import Reading
 
-    reading = Reading(runs, changes or (), column or (), where or (), count, tokens, results, uri, level)
+    reading = Reading(
+        runs, changes or (), column or (), where or (), count, tokens, results, uri, level, "fit", unit
+    )
     verb.fit(reading, out, as_json=as_json)
 
 
@@ -365,6 +396,7 @@ def report(
     count: CountOption = "nonembedding",
     tokens: TokensOption = None,
     level: LevelOption = 0.95,
+    unit: UnitOption = "nats",
     results: ResultsOption = RESULTS,
     uri: UriOption = None,
     out: Annotated[
@@ -377,7 +409,7 @@ def report(
     from study.results.answer import Reading
 
     reading = Reading(
-        runs, changes or (), column or (), where or (), count, tokens, results, uri, level, "report"
+        runs, changes or (), column or (), where or (), count, tokens, results, uri, level, "report", unit
     )
     verb.report(reading, out)
 
@@ -400,7 +432,7 @@ def recommend(
         list[str] | None,
         typer.Option("--flops", metavar="C", help="a budget of training FLOPs, instead of sizes; repeatable"),
     ] = None,
-    within: WithinOption = str(WITHIN),
+    within: WithinOfFitOption = None,
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
@@ -421,7 +453,7 @@ def recommend(
             raise AnalysisError(
                 f"Give sizes or budgets of FLOPs, not both. Only sizes: `{one}`. Only FLOPs: `{several}`"
             )
-        if within != str(WITHIN):
+        if within is not None:
             raise AnalysisError(
                 "--within is for sizes, at which all depths have one N. Without it: "
                 + command("recommend", *by, *(part for C in flops for part in ("--flops", C)))
@@ -456,7 +488,7 @@ def audit(
     figure: Annotated[
         Path | None, typer.Option(help="with --known: write a figure, as PNG, SVG or PDF by the ending")
     ] = None,
-    within: WithinOption = str(WITHIN),
+    within: WithinOption = None,
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
@@ -529,6 +561,9 @@ def init(
         str | None,
         typer.Option(metavar="D", help="cpu, or a GPU such as a100-80gb; default: that of this machine"),
     ] = None,
+    network: Annotated[
+        str, typer.Option(metavar="N", help="family of the models: gpt2, llama or qwen3")
+    ] = "gpt2",
 ) -> None:
     """Write the file of a new study, planned to a given time. It has a comment for each choice.
 
@@ -536,7 +571,7 @@ def init(
     """
     from study.commands.init import init as written
 
-    for sentence in written(name, data, hours, device, Path()):
+    for sentence in written(name, data, hours, device, Path(), network):
         Console().print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 

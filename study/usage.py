@@ -78,8 +78,9 @@ def usage_text(error: Any) -> str:
     flags = getattr(getattr(error, "param", None), "opts", [])
     value = _value_of(flags)
     if value is not None:
-        found = error.message.removeprefix("Input should be").partition(", unable to parse")[0].strip()
-        text = f"it should be {found}" if error.message.startswith("Input should be") else found
+        message = error.message.removeprefix("Value error, ")
+        found = message.removeprefix("Input should be").partition(", unable to parse")[0].strip()
+        text = f"it should be {found}" if message.startswith("Input should be") else found
         return f"{flags[0]} {shortened(value)}: {_sentence(text)} {help_}"
     return f"{_sentence(error.format_message())} {help_}"
 

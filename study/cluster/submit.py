@@ -28,6 +28,7 @@ from study.plan.plan import make_plan
 from study.plan.prices import money
 from study.spec import yaml_file
 from study.spec.study import StudySpec, load_spec
+from trainables.data.kind import TOKENIZERS
 from trainables.errors import did_you_mean
 
 #: Key of the study's name in a job's metadata.
@@ -177,7 +178,7 @@ def pack(source: str, overrides: Sequence[str], spec: StudySpec, folder: Path) -
     """Fill an empty folder, which Ray packs, with links to the checkout and a spec; return the command to run there.
 
     Ray omits the files that `.gitignore` and `.rayignore` name. A preset is run by its name and overrides. Any other
-    spec is written into the folder, with its `data.path` relative to the checkout.
+    spec is written into the folder, with the paths of its data relative to the checkout.
 
     Raises:
         SpecError: the cluster would not have the data files.
@@ -200,23 +201,23 @@ def pack(source: str, overrides: Sequence[str], spec: StudySpec, folder: Path) -
     return shlex.join(["python", "-m", "study", "run", name, *changes])
 
 
-def _relocated(value: Any, checkout: Path | None, *, is_path: bool = False) -> Any:
-    """A section of a spec in which every data file or pattern is relative to the checkout."""
+def _relocated(value: Any, checkout: Path | None, key: str = "") -> Any:
+    """A section of a spec in which every data file, tokenizer or pattern is relative to the checkout."""
     if isinstance(value, dict):
-        paths = {key for key in value if key.split(".")[-1] == "path"}
-        return {key: _relocated(part, checkout, is_path=key in paths) for key, part in value.items()}
+        return {key: _relocated(part, checkout, key.split(".")[-1]) for key, part in value.items()}
     if isinstance(value, list):
-        return [_relocated(part, checkout, is_path=is_path) for part in value]
-    return _inside(value, checkout) if is_path and value else value
+        return [_relocated(part, checkout, key) for part in value]
+    is_path = key in yaml_file.PATHS and value not in (None, "", *TOKENIZERS)
+    return _inside(key, value, checkout) if is_path else value
 
 
-def _inside(path: str, checkout: Path | None) -> str:
+def _inside(key: str, path: str, checkout: Path | None) -> str:
     """The path of a data file relative to the checkout; SpecError if the package will not have it."""
     full = Path(path).expanduser()
     if checkout is None or not full.is_relative_to(checkout):
         where = f"put it into {checkout}" if checkout else "run from a checkout of this project that has it"
         raise SpecError(
-            f"`data.path` is {path}, a file that the cluster does not have; {where}, or use a data set of the hub."
+            f"`data.{key}` is {path}, a file that the cluster does not have; {where}, or use a data set of the hub."
         )
     inside = str(full.relative_to(checkout))
     # Without git or a repository this finds nothing, and the driver on the head refuses the path.
@@ -224,7 +225,7 @@ def _inside(path: str, checkout: Path | None) -> str:
     command = ["git", "-C", str(checkout), "-c", rules, "check-ignore", "--no-index", "--quiet", "--", inside]
     if shutil.which("git") and subprocess.run(command, capture_output=True, check=False).returncode == 0:
         raise SpecError(
-            f"`data.path` is {path}, which .gitignore or .rayignore excludes from the job; put it elsewhere in "
+            f"`data.{key}` is {path}, which .gitignore or .rayignore excludes from the job; put it elsewhere in "
             f"{checkout}, or change the ignore file."
         )
     return inside

@@ -13,7 +13,7 @@ from analysis.audit.recommend import fit_evidence
 from analysis.audit.verdict import Audit, Finding, audit, shape_of
 from analysis.errors import InputError
 from analysis.fit.recommendation import NamedFit, named_fit
-from analysis.law.near_optimal import WITHIN, Within, within_words
+from analysis.law.near_optimal import Within, within_words
 from analysis.law.published import published_law
 from analysis.numbers import ends, listed, short
 from study.commands.output import text_table
@@ -36,7 +36,7 @@ def audit_models(
     shape: tuple[int | None, int | None, int | None] = (None, None, None),
     law: str | None = None,
     fit: Path | NamedFit | None = None,
-    within: Within = WITHIN,
+    within: Within = None,
 ) -> list[Audit]:
     """Compare models with all published evidence, or with one law, in the order given.
 
@@ -146,7 +146,7 @@ def _level(audits: Sequence[Audit]) -> str:
 
 
 def audit_known(
-    within: Within = WITHIN, figure: Path | None = None, others: Sequence[object] = ()
+    within: Within = None, figure: Path | None = None, others: Sequence[object] = ()
 ) -> list["KnownModel"]:
     """Compare the well-known models with both published laws and the Gemstones table, and draw them into `figure`.
 

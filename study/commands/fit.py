@@ -21,7 +21,7 @@ def fit(reading: Reading, out: Path | None, *, as_json: bool) -> None:
     if spec := reading.spec:
         series.refuse_series(spec, "fit")
     with working("fitting"):
-        fitted = fit_source(reading.source, level=reading.level, tokens=reading.tokens)
+        fitted = fit_source(reading.source, level=reading.level, tokens=reading.tokens, unit=reading.unit)
     _note(reading)
     if out:
         write_json(out, fitted.to_json())
@@ -40,7 +40,7 @@ def report(reading: Reading, out: Path | None) -> None:
         raise SpecError(
             f"{reading.name} is no study with a folder of its own; name the folder with --out DIR."
         )
-    options: dict[str, Any] = {"level": reading.level, "tokens": reading.tokens}
+    options: dict[str, Any] = {"level": reading.level, "tokens": reading.tokens, "unit": reading.unit}
     if spec and spec.vary is not None:
         with working("writing the report"):
             page = series.write_page(

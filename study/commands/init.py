@@ -17,10 +17,11 @@ from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.run.preparation import is_worth_timing, packed, time_steps
 from study.spec.devices import local_device
-from study.spec.frontier import FrontierSection, misses
+from study.spec.frontier import TOKENS_PER_PARAMETER, FrontierSection, misses
 from study.spec.schema import json_schema
-from study.spec.study import TOKENS_PER_PARAMETER, parse_spec
+from study.spec.study import parse_spec
 from trainables.data.sources.files import list_files
+from trainables.model.family import family
 
 #: The schema that editors read, beside the file of the study.
 SCHEMA = "interplay.schema.json"
@@ -43,6 +44,8 @@ SMALLEST, LARGEST, STEP = 5e4, 1e11, 1.05
 #: Of a study for less time: the budgets of the preset `quickstart` without its smallest. Even widths give each of its
 #: depths nearly the same N there.
 SMALL_BUDGETS = (1730, 3100, 6900, 12_300, 27_500)
+#: The same with widths that are multiples of 4.
+SMALL_ROTARY_BUDGETS = (3100, 6900, 12_300, 19_200, 27_500)
 #: Tolerances, of which a study has the first that lets every depth have a shape at every budget.
 TOLERANCES = (0.1, 0.12, 0.15, 0.2)
 #: Widths above the vocabulary limit what the embedding can pass on (Wies et al. 2021): wider models have a vocabulary
@@ -67,7 +70,8 @@ frontier:
   tolerance: {tolerance}
 
 training:
-  # 20 tokens per parameter of the largest budget (Hoffmann et al. 2022), but at least {least}.
+{network}  # 20 tokens per parameter of the largest budget (Hoffmann et al. 2022), at least {least}, for every shape.
+  # `tokens_per_parameter: 20` in its place trains each shape in proportion to its own N.
   tokens: {tokens}
   context: {context}
   batch: 32
@@ -93,6 +97,7 @@ class Size:
     depths: tuple[int, ...]
     seeds: int
     tokens: int
+    network: str
 
     @property
     def largest(self) -> float:
@@ -118,17 +123,19 @@ class Size:
         return f"{{min: {smallest}, max: {largest}, points: {POINTS}}}"
 
     @property
-    def tolerance(self) -> float:
-        """The value of `frontier.tolerance`: the least without a hole, else the largest."""
+    def tolerance(self) -> float | None:
+        """The value of `frontier.tolerance`: the least with a shape of each depth at each budget; None if none has."""
         shared = {"budgets": yaml.safe_load(self.budgets_yaml), "depths": self.depths, "heads": self.heads}
-        for tolerance in TOLERANCES[:-1]:
+        if family(self.network).is_rotary:
+            shared["width_multiple"] = 2 * self.heads
+        for tolerance in TOLERANCES:
             try:
                 if not misses(FrontierSection(**shared, tolerance=tolerance)):
                     return tolerance
             except ValueError:
                 # A depth has no shape at any budget.
                 continue
-        return TOLERANCES[-1]
+        return None
 
     def __str__(self) -> str:
         smallest, largest = (human(budget) for budget in (self.budgets[0], self.largest))
@@ -139,8 +146,8 @@ class Size:
         )
 
 
-def sizes() -> list[Size]:
-    """Return the studies that `init` can write, from the smallest.
+def sizes(network: str) -> list[Size]:
+    """Return the studies of a network that `init` can write, from the smallest.
 
     The smallest of the usual ones becomes smaller by its third seed, its budgets, its depth of 4, half of its tokens
     and its second seed, in this order.
@@ -150,10 +157,12 @@ def sizes() -> list[Size]:
         largest = SMALLEST * STEP**power
         depths = next(depths for least, depths in reversed(DEPTHS) if largest >= least)
         tokens = _rounded(max(LEAST_TOKENS, TOKENS_PER_PARAMETER * largest))
-        usual.append(Size((largest / SPAN, largest), depths, SEEDS, tokens))
+        usual.append(Size((largest / SPAN, largest), depths, SEEDS, tokens, network))
+    # Widths of a rotary family are multiples of twice the heads, and leave holes at some sizes.
+    usual = [size for size in usual if size.tolerance is not None]
     small = [replace(usual[0], seeds=2)]
     for less in (
-        {"budgets": SMALL_BUDGETS},
+        {"budgets": SMALL_ROTARY_BUDGETS if family(network).is_rotary else SMALL_BUDGETS},
         {"depths": (1, 2)},
         {"tokens": SHORT_TOKENS},
         {"seeds": 1},
@@ -173,7 +182,9 @@ def _left_out(size: Size, usual: Size) -> list[str]:
     ]
 
 
-def init(name: str, data: str | None, hours: float, device: str | None, folder: Path) -> list[str]:
+def init(
+    name: str, data: str | None, hours: float, device: str | None, folder: Path, network: str = "gpt2"
+) -> list[str]:
     """Write `NAME.yaml`, and the schema that it names for editors, into a folder; return sentences about the study.
 
     On a machine whose speed is not known, a few steps are timed first, because the plan's constants can be several
@@ -185,9 +196,11 @@ def init(name: str, data: str | None, hours: float, device: str | None, folder: 
         hours: the time that the study may take, which its size follows from.
         device: key of a device; None for that of this machine.
         folder: where both files are written.
+        network: family of the models.
 
     Raises:
         SpecError: the file exists, or the name, the time or the device is wrong.
+        InputError: there is no such network.
         DataError: the data cannot be found.
     """
     name = name.removesuffix(".yaml")
@@ -200,15 +213,17 @@ def init(name: str, data: str | None, hours: float, device: str | None, folder: 
         )
     if data is not None:
         list_files((data,), "auto", Path())
+    family(network)
     device = device or local_device()
     options = [f"--data {shlex.quote(data)}"] if data is not None else []
+    options += [f"--network {network}"] if network != "gpt2" else []
     options += [f"--hours {hours:g}", f"--device {device}"]
     head = {
         "schema": SCHEMA,
         "command": " ".join(["interplay init", shlex.quote(name), *options]),
         "file": shlex.quote(file.name),
     }
-    choices = sizes()
+    choices = sizes(network)
     usual = next(index for index, size in enumerate(choices) if size.seeds == SEEDS)
 
     @functools.cache
@@ -303,6 +318,7 @@ def _values(data: str | None, device: str, size: Size) -> dict[str, object]:
         "seeds": size.seeds,
         "context": 128 if device == "cpu" else 512,
         "tokens": f"{size.tokens:_}",
+        "network": "" if size.network == "gpt2" else f"  network: {size.network}\n",
         "least": human(min(size.tokens, LEAST_TOKENS), 1),
         "device": device,
     }

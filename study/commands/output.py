@@ -127,7 +127,7 @@ def _dim(*texts: str) -> list[RenderableType]:
 
 def fit_table(result: "Fit") -> RenderableType:
     """Return the answer, then crossings, law, alternatives and best shapes as tables for a terminal."""
-    from analysis.fit.sentences import answers, law_sentence, noise_sentence
+    from analysis.fit.sentences import answers, law_sentence, lowest_loss_sentence, noise_sentence
     from analysis.report.tables import (
         best_table,
         compute_table,
@@ -145,7 +145,10 @@ def fit_table(result: "Fit") -> RenderableType:
     more = (best_table(result), rate_shifts_table(result))
     parts += [rich_table(table) for table in more if table is not None]
     repeats = result.epochs.sentence if result.epochs else ""
-    parts += _dim(" ".join(filter(None, (repeats, noise_sentence(result)))), _left_out_text(result))
+    parts += _dim(
+        " ".join(filter(None, (repeats, noise_sentence(result), lowest_loss_sentence(result)))),
+        _left_out_text(result),
+    )
     return Group(*parts, *(Sentence(text, "yellow") for text in result.warnings))
 
 
@@ -298,7 +301,7 @@ def _sentence(shape: Shape) -> str:
     if shape.depth is not None:
         text = f"{at}: {layers(shape.depth)} × {shape.width:,} wide, by {shape.law}"
         if near is not None and near.most is not None:
-            text += f"; it loses at most {near.most:.4f} nats per token against the best depth"
+            text += f"; it loses at most {near.most:.4f} {shape.unit} against the best depth"
         return f"{text} ({shape.reason})." if shape.reason else f"{text}."
     text = f"{at} no depth is stated: {shape.reason}."
     if shape.source == "band":
@@ -309,13 +312,13 @@ def _sentence(shape: Shape) -> str:
 def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:
     """Per source of losses: the depths that lose next to nothing at each N, and what L* loses if that is more."""
     rows: dict[str, list[tuple[str | None, ...]]] = {}
-    within = 0.0
+    within, unit = 0.0, "nats"
     for shape in shapes:
         if near := shape.near_optimal:
-            within = near.within
+            within, unit = near.within, "nats" if shape.unit == "nats per token" else shape.unit
             row = (human(shape.params), near.depths_text, near.lost_text)
             rows.setdefault(f"by the losses of {near.losses}", []).append(row)
-    names = ("N", f"depths within {within:g} nats of the best", "nats that L* loses")
+    names = ("N", f"depths within {within:.3g} {unit} of the best", f"{unit} that L* loses")
     return [
         # By its own losses the best depth loses nothing.
         text_table(title, names, lines, left=())

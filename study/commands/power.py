@@ -79,9 +79,14 @@ def plan_power(plan: Plan, assume: Sequence[str], pilot: Path | None, studies: i
         studies: how many to simulate.
 
     Raises:
-        SpecError: the plan has one depth, or an assumption is wrong.
+        SpecError: the plan has one depth or is one at equal FLOPs, or an assumption is wrong.
         InputError: the fit file cannot be read, the law is implausible, or the assumed losses are not positive.
     """
+    if plan.planner.spec.frontier.flops is not None:
+        raise SpecError(
+            f"`interplay power` simulates crossings at equal N, and {plan.name!r} compares depths at equal FLOPs; give "
+            "`frontier.budgets` in place of `frontier.flops`."
+        )
     shapes = shapes_of_plan(plan)
     depths = sorted({depth for depth, _, _ in shapes})
     if len(depths) < 2:

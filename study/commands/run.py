@@ -79,6 +79,8 @@ def run_one(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[s
         say("Report: ", summary.report)
         if summary.copy:
             say("A copy of all results: ", summary.copy)
+    for words, hint in summary.hints:
+        say(words, hint)
     return summary.failed, not summary.fit
 
 

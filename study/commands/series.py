@@ -6,7 +6,6 @@ Each member is an ordinary study with its own rows, folder and report. All share
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +87,8 @@ def run(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[str, 
         if not summary.finished:
             return None, False
         failed.update(summary.failed)
+        for words, hint in summary.hints:
+            say(words, hint)
     try:
         page = write_page(spec, results, None, renew=False)
     except NoRowsError:
@@ -119,6 +120,7 @@ def write_page(
     from analysis.fit.series import Member
     from analysis.report.series_page import write_series
     from analysis.report.study_page import write_report
+    from analysis.runs.bytes import NoBytesError
     from study.results.answer import NoRowsError, study_fit, study_runs
 
     folder = out or study_paths(spec, results.resolve()).folder
@@ -133,15 +135,19 @@ def write_page(
         except NoRowsError:
             continue
         fitted = None
-        with suppress(InputError):  # no usable loss; the page shows that
+        try:
             fitted = study_fit(source.plan, source.table, results, **options)
+        except NoBytesError:
+            raise
+        except InputError:
+            pass  # no usable loss; the page shows that
         page = (out / one.name if out else study_paths(one, results.resolve()).folder) / "report.html"
         if fitted and renew:
             write_report(source.table, fitted, page.parent, title=one.name, **source.known)
         link = Path(os.path.relpath(page, folder)).as_posix() if page.is_file() else None
         compared.append(Member(value, source.table, fitted, link))
         cell = source.plan.cells[0].cell
-        recipes.add((cell.data_key, cell.recipe.steps, cell.recipe.batch, cell.recipe.context))
+        recipes.add((cell.data_key, one.length, cell.recipe.batch, cell.recipe.context))
         for name, fact in source.known["facts"].items():
             facts.setdefault(name, {})[str(value)] = fact
     if not any(len(one.runs.used) for one in compared):

@@ -1,26 +1,27 @@
 """A cell with its costs, the planner that makes it of a shape under one spec, and the outcome of a trained cell."""
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from analysis.numbers import digits
+from analysis.numbers import digits, scientific, short
 from study.errors import SpecError
 from study.plan.cost import Cost
 from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner, divisors, gigabytes
 from study.plan.prices import GpuPrice, gpu_price
 from study.plan.speed import Speed, known_speed
 from study.spec.devices import DEVICES, Device, cores, local_gpus, usable_memory
-from study.spec.frontier import FrontierShape, shapes
+from study.spec.frontier import FrontierShape
 from study.spec.resources import ResourcesSection
 from study.spec.study import StudySpec
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kind import RowData
 from trainables.layout import Layout
-from trainables.model.family import Parameters
+from trainables.model.family import OPTIONAL, Parameters, family
 
 #: Most trials that share a GPU by `trials_per_gpu: auto`.
 MOST_TRIALS = 8
@@ -33,6 +34,8 @@ class PlannedCell:
     cell: Cell
     budget: float
     """The target of N this shape was chosen for; with hand-written widths, the shape's own N."""
+    compute: float | None
+    """The target of `flops`, at which depths are compared; None if they are compared at equal N."""
     lr_factor: float
     """The multiple of the learning-rate rule; the cell's `lr` includes it."""
     parameters: Parameters
@@ -49,13 +52,21 @@ class PlannedCell:
     """Dollars for all ranks, by `Planner.hour`; None without a price."""
     flags: tuple[str, ...]
     """Warnings about the shape and reasons for its layout."""
+    level: str = ""
+    """The training tokens, or the compute, in words, if the study has several numbers of them."""
     purpose: str = ""
     """Purpose of a cell outside the main study, such as `sensitivity`; empty for a cell of the main study."""
 
     @property
     def title(self) -> str:
-        """The cell's name for people, with its learning-rate factor unless that is 1: `L2-d16-s0 lr×0.5`."""
-        return self.cell.name if self.lr_factor == 1 else f"{self.cell.name} lr×{self.lr_factor:g}"
+        """The cell's name for people: `L2-d16-s0`, with a learning-rate factor other than 1, and with its level."""
+        factor = "" if self.lr_factor == 1 else f" lr×{self.lr_factor:g}"
+        return f"{self.cell.name}{factor}{self.level and f' {self.level}'}"
+
+    @property
+    def compared_at(self) -> float:
+        """The budget, or with `frontier.flops` the compute, at which this cell is compared with other depths."""
+        return self.budget if self.compute is None else self.compute
 
     @property
     def device_seconds(self) -> float:
@@ -69,7 +80,9 @@ class PlannedCell:
             "cell": cell.key,
             "name": self.title,
             "budget": self.budget,
+            **({} if self.compute is None else {"compute": self.compute}),
             **cell.shape.model_dump(),
+            **cell.recipe.model_dump(include={"network", *OPTIONAL}),
             "seed": cell.seed,
             "lr": cell.lr,
             "lr_factor": self.lr_factor,
@@ -89,6 +102,12 @@ class PlannedCell:
             "cost_dollars": self.cost,
             "flags": list(self.flags),
         }
+
+
+def describe_network(cells: Sequence[PlannedCell]) -> str:
+    """Return the trained network of cells of one study in words."""
+    recipe = cells[0].cell.recipe
+    return family(recipe.network).describe((planned.cell.shape for planned in cells), recipe)
 
 
 @dataclass(frozen=True)
@@ -114,6 +133,7 @@ class Planner:
 
     spec: StudySpec
     recipe: Recipe
+    """Of the longest cell; the others differ from it in their steps alone."""
     data_key: str
     layouts: LayoutPlanner
     windows: int | None = None
@@ -122,15 +142,15 @@ class Planner:
     """The measured speed of this machine that the times follow; None if it was not measured, or on a cluster."""
     price: GpuPrice | None = None
     """Of its device, by the table of prices."""
-    _known: dict[Shape, Choice] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[tuple[Shape, int], Choice] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def epochs(self) -> float | None:
-        """How often a cell reads its training data, of text at least; None if that is unknown before packing."""
+        """How often the longest cell reads its training data, of text at least; None if unknown before packing."""
         return None if self.windows is None else self.epochs_of(self.windows)
 
     def epochs_of(self, windows: int) -> float:
-        """Return how often a cell reads training data of this many sequences."""
+        """Return how often the longest cell reads training data of this many sequences."""
         return self.recipe.steps * self.recipe.batch / windows
 
     @property
@@ -152,51 +172,67 @@ class Planner:
         return own if own is not None or self.price is None else self.price.hour
 
     def cells(self, found: FrontierShape, seeds: Iterable[int]) -> list[PlannedCell]:
-        """Plan a shape with every learning-rate factor of the spec and these seeds."""
-        seeds = tuple(seeds)
-        return [self.cell(found, factor, seed) for factor in self.spec.search.lr_factors for seed in seeds]
+        """Plan a shape with every number of tokens and learning-rate factor of the spec and these seeds."""
+        steps, factors = self.spec.step_counts(found), self.spec.search.lr_factors
+        each = itertools.product(steps, factors, seeds)
+        return [self.cell(found, factor, seed, steps=length) for length, factor, seed in each]
 
-    def cell(self, found: FrontierShape, factor: float, seed: int, purpose: str = "") -> PlannedCell:
+    def cell(
+        self, found: FrontierShape, factor: float, seed: int, purpose: str = "", steps: int | None = None
+    ) -> PlannedCell:
         """Plan one cell; see `Plan.planned_for`."""
         shape, resources = found.shape, self.spec.resources
-        if shape not in self._known:
-            self._known[shape] = self.layouts.choose(shape)
-        choice = self._known[shape]
+        training = self.spec.training
+        steps = steps or self.spec.step_counts(found)[-1]
+        if (shape, steps) not in self._known:
+            planner = replace(self.layouts, recipe=self.spec.recipe_of(steps))
+            self._known[shape, steps] = planner.choose(shape)
+        choice = self._known[shape, steps]
+        recipe = choice.cost.recipe
         cost, flags, vocabulary = choice.cost, choice.flags, self.layouts.vocabulary
         # The rank of the embedding is at most the vocabulary, so that more width adds less than its parameters suggest
         # (Wies, Levine, Jannai and Shashua 2021, arXiv 2105.03928).
         if shape.width > vocabulary:
             flags = (f"width above the vocabulary of {vocabulary} tokens", *flags)
-        rate = self.spec.training.rate(shape) * factor
+        rate = training.rate(shape) * factor
         if not 0 < rate < math.inf:
             raise SpecError(
                 f"the peak learning rate of depth {shape.depth}, width {shape.width} is {rate:g} by the rule "
                 f"`training.lr` times the factor {factor:g} of `search.lr_factors`; choose others, so that it is a "
                 "positive number."
             )
-        seconds = cost.seconds(resources.evaluations, self.spec.data.held_out_tokens(self.recipe.context))
+        seconds = cost.seconds(resources.evaluations, self.spec.data.held_out_tokens(recipe.context))
         price = self.hour
         return PlannedCell(
             cell=Cell(
                 shape=shape,
-                recipe=self.recipe,
+                recipe=recipe,
                 data=self.spec.data,
                 data_key=self.data_key,
                 lr=rate,
                 seed=seed,
             ),
             budget=found.budget,
+            compute=found.compute,
             lr_factor=factor,
             parameters=cost.parameters,
-            tokens=self.recipe.tokens,
+            tokens=recipe.tokens,
             flops=cost.training_flops,
             memory_bytes=cost.memory.total,
             layout=choice.layout,
             seconds=seconds,
             cost=None if price is None else price * seconds * choice.layout.ranks / resources.sharing / 3600,
             flags=flags,
+            level=_level(self.spec, found, recipe),
             purpose=purpose,
         )
+
+
+def _level(spec: StudySpec, found: FrontierShape, recipe: Recipe) -> str:
+    """See `PlannedCell.level`."""
+    if found.compute is not None:
+        return f"{scientific(found.compute)} FLOPs"
+    return f"{short(recipe.tokens, 3)} tokens" if spec.training.has_levels else ""
 
 
 def make_planner(
@@ -232,7 +268,7 @@ def with_trials_per_gpu(spec: StudySpec) -> StudySpec:
     device, number = DEVICES[resources.device], 1
     if device.is_gpu:
         alone = LayoutPlanner(resources, device, 1, spec.recipe, spec.data.vocabulary_size, must_fit=False)
-        costs = [alone.choose(found.shape).cost for found in shapes(spec.frontier)]
+        costs = [alone.choose(found.shape).cost for found in spec.shapes]
         number = min(MOST_TRIALS, *(min(alone.usable // cost.memory.total, _idle(cost)) for cost in costs))
     shared = resources.model_copy(update={"trials_per_gpu": max(1, number)})
     return spec.model_copy(update={"resources": shared})
@@ -267,7 +303,7 @@ def memory_remedy(planned: PlannedCell, slots: int, *, on_gpu: bool) -> str:
     # On a CPU glibc keeps the blocks that it frees; see `LayoutPlanner._activation_checkpointing`.
     if on_gpu and not layout.activation_checkpointing:
         remedies.append("`resources.activation_checkpointing: always`")
-    wider = [n for n in divisors(planned.cell.shape.heads) if layout.tensor_parallel < n <= slots]
+    wider = [n for n in divisors(planned.cell.shape.key_value_heads) if layout.tensor_parallel < n <= slots]
     if on_gpu and wider:
         remedies.append(f"`resources.tensor_parallel: {wider[0]}`")
     advice = f"Set {', or '.join(remedies)}" if remedies else "Take smaller shapes, or more memory"

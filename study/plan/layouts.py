@@ -142,7 +142,9 @@ class LayoutPlanner:
         """Yield makers of a layout from its micro-batch, in order of preference, with the micro-batches, ascending."""
         degrees = [
             (tensor, data)
-            for tensor in _degrees(self.resources.tensor_parallel, shape, shape.heads, self.together)
+            for tensor in _degrees(
+                self.resources.tensor_parallel, shape, shape.key_value_heads, self.together
+            )
             for data in _degrees(self.resources.data_parallel, shape, self.recipe.batch, self.slots)
             if tensor * data <= (self.slots if self.device.trials == 1 else 1)
             and (self.recipe.optimizer != "muon" or not self._layout(tensor, data).divides_matrices)
@@ -236,9 +238,10 @@ class LayoutPlanner:
         at_once = "one sequence at a time" if sequences == 1 else f"{sequences} sequences at a time"
         each = "it"
         if layout.ranks > 1:
+            kind = "heads" if shape.kv_heads is None else "key-value heads"
             each = (
                 f"each of {layout.ranks} devices (tensor parallel {layout.tensor_parallel} x data parallel "
-                f"{layout.data_parallel}, of what {shape.heads} heads, {self.slots} slots and at most "
+                f"{layout.data_parallel}, of what {shape.key_value_heads} {kind}, {self.slots} slots and at most "
                 f"{self.together} in a machine allow)"
             )
         share = "usable memory" if self.device.is_gpu else f"memory for each of {self.slots} slots"
@@ -269,7 +272,7 @@ class LayoutPlanner:
             for key, value in changes.items()
             if getattr(asked, key) != value and fits(**{key: value})
         ]
-        beyond = [n for n in divisors(shape.heads) if self.together < n <= self.slots]
+        beyond = [n for n in divisors(shape.key_value_heads) if self.together < n <= self.slots]
         least = next((n for n in beyond if fits(tensor_parallel=n)), None)
         if asked.tensor_parallel == "auto" and least:
             found.append(
@@ -292,8 +295,9 @@ class LayoutPlanner:
     def _more_ranks(self, shape: Shape) -> list[str]:
         """Return more slots, more heads or both, if the shape then fits."""
         shapes = {"": shape}
-        if shape.width % HEAD_DIM == 0 and shape.heads < shape.width // HEAD_DIM:
-            more = Shape(depth=shape.depth, width=shape.width, heads=shape.width // HEAD_DIM)
+        is_plain = shape.head_dim is None and shape.kv_heads is None
+        if is_plain and shape.width % HEAD_DIM == 0 and shape.heads < shape.width // HEAD_DIM:
+            more = shape.model_copy(update={"heads": shape.width // HEAD_DIM})
             shapes[f"`frontier.head_dim: {HEAD_DIM}` instead of `heads`"] = more
         found = []
         for text, one in shapes.items():

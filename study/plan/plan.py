@@ -11,33 +11,37 @@ from typing import Any
 
 import numpy as np
 
+from analysis.numbers import counted, scientific
 from analysis.runs.epochs import repeat_warning
 from study.errors import SpecError
-from study.plan.cells import PlannedCell, Planner, make_planner
+from study.plan.cells import PlannedCell, Planner, describe_network, make_planner
 from study.plan.layouts import ClusterCapacity, gigabytes
 from study.plan.prices import money
 from study.spec.devices import LINK_SHARE, local_gpus
-from study.spec.frontier import FrontierShape, Miss, added_shapes, misses, shapes
+from study.spec.frontier import LEAST_FACTORS, FrontierShape, Miss, added_shapes
 from study.spec.search import CrossingSection, OptunaSection, SearchSection
 from study.spec.study import StudySpec
 from trainables.cell import Precision, Shape
 from trainables.data.kind import digest
 from trainables.deepspeed_options import check_options
 from trainables.diagnostics import check_diagnostics
-from trainables.errors import InputError, shortened
+from trainables.errors import InputError, shortened, some
 from trainables.layout import Layout
+from trainables.model.family import family
 
 #: Weights below this size get no note in the plan.
 NOTED_BYTES = 1e9
+#: Cells of fewer steps get a note in the plan of a study by tokens per parameter.
+FEW_STEPS = 200
 #: What the JSON of a plan has of the plan, of its totals and of each `Miss`.
 SHARED = ("protocol", "device", "slots", "precision", "vocabulary", "entropy")
 TOTALS = ("tokens", "flops", "device_hours", "hours")
-MISS = ("budget", "depth", "nearest_width", "deviation", "reason")
+MISS = ("budget", "compute", "depth", "nearest_width", "deviation", "reason")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All cells a study may train, in the order of budget, depth, learning-rate factor and seed."""
+    """All cells a study may train, in the order of compute, budget, depth, tokens, learning-rate factor and seed."""
 
     name: str
     device: str
@@ -82,14 +86,20 @@ class Plan:
         return self._by_key.get(key)
 
     def planned_for(
-        self, shape: Shape, budget: float, lr_factor: float, seed: int, purpose: str = ""
+        self,
+        shape: Shape,
+        budget: float,
+        lr_factor: float,
+        seed: int,
+        purpose: str = "",
+        steps: int | None = None,
     ) -> PlannedCell:
-        """Plan a cell that need not be listed; `budget` is the one it counts for.
+        """Plan a cell that need not be listed; `budget` is the one it counts for, by default with the most steps.
 
         Raises:
             SpecError: the learning-rate rule has no rate for the shape, or it fits no layout.
         """
-        return self.planner.cell(FrontierShape(budget, shape), lr_factor, seed, purpose)
+        return self.planner.cell(FrontierShape(budget, shape), lr_factor, seed, purpose, steps)
 
     @cached_property
     def trained_shares(self) -> Mapping[float, float]:
@@ -119,8 +129,11 @@ class Plan:
 
     @property
     def tokens(self) -> float:
-        """Training tokens of all cells that are trained."""
-        return float(self.cell_count * self.planner.recipe.tokens)
+        """Training tokens of all cells that are trained; of a search with limits, at most."""
+        if not isinstance(self.search, CrossingSection):
+            return self.expected("tokens")
+        longest = sorted((p.tokens for p in self.main), reverse=True)
+        return min(math.fsum(longest[: self.cell_count]), _most(self.search, self.main, "tokens"))
 
     @property
     def flops(self) -> float:
@@ -140,7 +153,7 @@ class Plan:
     def hours_on(self, slots: int) -> float:
         """Return the hours from start to end with as many of these slots busy as the cells' ranks allow."""
         if isinstance(self.search, CrossingSection):
-            wall = _most_seconds(self.search, self.main) / slots
+            wall = _most(self.search, self.main, "device_seconds") / slots
         else:
             work = ((self.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in self.main)
             wall = wall_seconds(work, slots)
@@ -161,9 +174,14 @@ class Plan:
         exact = self.by_key(key)
         found = [exact] if exact else [p for p in self.pool if p.title == key]
         found = found or [p for p in self.pool if p.cell.name == key]
-        if len(found) != 1:
+        if len(found) > 1:
+            keys = some([f"{p.cell.key} ({p.title})" for p in found])
             raise SpecError(
-                f"{len(found)} cells of {self.name!r} are called {shortened(key)!r}; "
+                f"{len(found)} cells of {self.name!r} are called {shortened(key)!r}: {keys}. Give the key of one."
+            )
+        if not found:
+            raise SpecError(
+                f"no cell of {self.name!r} is called {shortened(key)!r}; "
                 f"`interplay plan {self.name} --json` lists their keys and names."
             )
         return found[0]
@@ -205,17 +223,20 @@ def make_plan(
         DataError: the data cannot be found.
     """
     planner = make_planner(spec, base=base, to_read=to_read, room=room)
-    recipe, listed, missed = planner.recipe, shapes(spec.frontier), tuple(misses(spec.frontier))
+    recipe, listed, missed = planner.recipe, spec.shapes, tuple(spec.misses)
     cells = tuple(planned for found in listed for planned in planner.cells(found, spec.training.seed_values))
     more, refused = _more_cells(planner, listed)
     if not to_read:
         _check(spec, (*cells, *more))
     shared = {
         "data": planner.data_key,
-        "recipe": recipe.model_dump(mode="json"),
+        # The rule of the steps, because each size has its own.
+        "recipe": {**recipe.model_dump(mode="json"), "steps": spec.length},
         "lr": spec.training.lr.model_dump(mode="json"),
     }
-    repeats = repeat_warning(planner.epochs or 0.0, planner.at_least)
+    differ = len({planned.tokens for planned in cells}) > 1
+    about = f"{planner.at_least}{'up to ' if differ and not planner.at_least else ''}"
+    repeats = repeat_warning(planner.epochs or 0.0, about)
     return Plan(
         name=spec.name,
         device=planner.layouts.device.name,
@@ -263,7 +284,7 @@ def _check(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
     if limit is not None and limit < cheapest:
         raise SpecError(
             f"`search.max_flops` is {limit:g}, and the cheapest cell takes {cheapest:.3g} training FLOPs, so that the "
-            "search could train none; raise it, or train with fewer `training.steps`."
+            "search could train none; raise it, or train on fewer tokens."
         )
     layouts = dict.fromkeys(planned.layout for planned in cells)
     try:
@@ -275,24 +296,26 @@ def _check(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
         raise SpecError(str(error)) from error
 
 
-def _most_seconds(search: CrossingSection, cells: Sequence[PlannedCell]) -> float:
-    """Return the most seconds of one device that cells within the limits of a search can take.
+def _most(search: CrossingSection, cells: Sequence[PlannedCell], attribute: str) -> float:
+    """Return the largest sum of an attribute, such as `device_seconds`, of cells within the limits of a search.
 
     Small cells take more seconds per FLOP than large ones: the limit of FLOPs alone gave a half of what a search of
     minutes took. With a price per FLOP in place of their limit the best cells are those with the largest gains. Every
     price gives an upper bound, and the lowest of these is the optimum of cells that may be trained in part.
     """
     limit = search.max_flops
-    seconds, flops = (np.array([getattr(p, name) for p in cells]) for name in ("device_seconds", "flops"))
+    values, flops = (
+        np.array([getattr(p, name) for p in cells], dtype=float) for name in (attribute, "flops")
+    )
     if limit is None:
-        return float(np.sort(seconds)[::-1][: search.max_cells].sum())
+        return float(np.sort(values)[::-1][: search.max_cells].sum())
 
     def bound(price: float) -> float:
-        gains = np.sort(np.maximum(seconds - price * flops, 0.0))[::-1]
+        gains = np.sort(np.maximum(values - price * flops, 0.0))[::-1]
         return float(gains[: search.max_cells].sum() + price * limit)
 
     # It is convex in the price.
-    low, high = 0.0, float(np.max(seconds / flops))
+    low, high = 0.0, float(np.max(values / flops))
     for _ in range(100):
         third = (high - low) / 3
         low, high = (low, high - third) if bound(low + third) <= bound(high - third) else (low + third, high)
@@ -333,6 +356,26 @@ def by_hand(layout: Layout) -> str:
 def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
     spec, recipe, device, speed = planner.spec, planner.recipe, planner.layouts.device, planner.speed
     notes = []
+    if recipe.network != "gpt2":
+        notes.append(f"network: {describe_network(cells)}")
+    if family(recipe.network).is_rotary and spec.data.has_fixed_places:
+        notes.append(
+            f"strings of `{spec.data.kind}` begin at fixed positions, which rotary positions do not show (0.2 nats at "
+            "2 layers of width 24); further layers infer them, so that crossings differ from those of text"
+        )
+    fewest = min(cells, key=lambda planned: planned.tokens, default=None)
+    if spec.training.tokens_per_parameter and fewest and (steps := fewest.cell.recipe.steps) < FEW_STEPS:
+        batch = steps * recipe.batch // FEW_STEPS
+        fix = f"`training.batch: {batch}` gives at least {FEW_STEPS}" if batch else "longer ones have more"
+        notes.append(f"{steps} steps: the shortest cells are mostly warm-up; {fix}")
+    sizes = {(p.compute, p.cell.shape) for p in cells if p.compute is not None}
+    each = Counter((compute, shape.depth) for compute, shape in sizes)
+    for (compute, depth), count in sorted(each.items()):
+        if count < LEAST_FACTORS:
+            notes.append(
+                f"depth {depth} has {counted(count, 'size')} at {scientific(compute)} FLOPs, and a least loss inside "
+                f"its sizes needs {LEAST_FACTORS}; a larger `frontier.tolerance` or a longer `frontier.spread` has more"
+            )
     gangs = [p for p in cells if p.layout.ranks > 1]
     if gangs:
         most = max(p.layout.ranks for p in gangs)

@@ -1,6 +1,6 @@
 """A plan as a table for the terminal: one line per shape, its seeds and learning rates together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
@@ -10,11 +10,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from analysis.numbers import duration, prefixed, short
+from analysis.numbers import duration, listed, prefixed, scientific, short
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from study.plan.prices import money
 from study.spec.search import LEAST_DEPTHS, CrossingSection, OptunaSection
+from trainables.cell import Shape
 
 #: Most shapes that are listed; rich takes a second for a thousand lines.
 MOST_LINES = 1000
@@ -26,13 +27,15 @@ DROPPED = ("params", "N=12Ld²")
 
 def plan_table(plan: Plan) -> Group:
     """Return the plan for rich to print: one line per shape, totals in the footer, notes below."""
+    place = "budget" if plan.planner.spec.frontier.flops is None else "compute"
     columns = {
-        "budget": "total",
+        place: "total",
         "shape": "",
         "N=12Ld²": "",
         "params": "",
         "rate": "",
         "cells": f"{plan.cell_count:,}",
+        "tokens": prefixed(plan.tokens),
         "FLOPs": prefixed(plan.flops),
         "memory": "",
         "TP": "",
@@ -40,18 +43,24 @@ def plan_table(plan: Plan) -> Group:
     }
     if plan.cost is not None:
         columns["price"] = money(plan.cost)
+    if len({planned.tokens for planned in plan.cells}) == 1:
+        del columns["tokens"]
     if all(planned.layout.ranks == 1 for planned in plan.cells):
         del columns["TP"]
     flags: dict[str, str] = {}
     rows = []
-    budget = None
-    groups = groupby(plan.cells, key=lambda planned: (planned.budget, planned.cell.shape))
+    before = None
+    groups = groupby(
+        plan.cells, key=lambda planned: (planned.compared_at, planned.cell.shape, planned.tokens)
+    )
     for _, members in islice(groups, MOST_LINES):
         group = list(members)
-        rows.append(_row(plan, group, flags, is_new_budget=group[0].budget != budget))
-        budget = group[0].budget
+        at, compute = group[0].compared_at, group[0].compute
+        written = "" if at == before else _count(at) if compute is None else scientific(compute, 3)
+        rows.append({place: written, **_row(plan, group, flags)})
+        before = at
     if more := sum(1 for _ in groups):
-        rows.append({"budget": "...", "shape": f"{more:,} more shapes, see --json"})
+        rows.append({place: "...", "shape": f"{more:,} more shapes, see --json"})
     return Group(_Cells(plan.name, columns, rows), *(Text(line, style="dim") for line in _below(plan, flags)))
 
 
@@ -87,26 +96,30 @@ class _Cells:
         return table
 
 
-def _row(
-    plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_budget: bool
-) -> dict[str, str]:
+def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str]) -> dict[str, str]:
     first = group[0]
     shape = first.cell.shape
     groups = f"x{first.layout.data_parallel}" if first.layout.data_parallel > 1 else ""
     marks = ",".join(flags.setdefault(flag, _mark(len(flags))) for flag in first.flags)
     return {
-        "budget": _count(first.budget) if is_new_budget else "",
-        "shape": f"L{shape.depth} d{shape.width} h{shape.heads}" + (f" [dim]{marks}[/]" if marks else ""),
+        "shape": f"L{shape.depth} d{shape.width} {_heads(shape)}" + (f" [dim]{marks}[/]" if marks else ""),
         "N=12Ld²": _count(shape.budget_params),
         "params": _count(first.parameters.total),
         "rate": _rates(planned.cell.lr for planned in group),
         "cells": str(len(group)),
+        "tokens": prefixed(first.tokens),
         "FLOPs": prefixed(first.flops),
         "memory": f"{prefixed(first.memory_bytes)}B",
         "TP": f"{first.layout.tensor_parallel}{groups}",
         "time": duration(first.seconds),
         "price": money(sum(planned.cost or 0.0 for planned in group)),
     }
+
+
+def _heads(shape: Shape) -> str:
+    """Return the number of heads, and their width and that of key-value heads if these do not follow from it."""
+    width = "" if shape.head_dim is None else f"×{shape.head_dim}"
+    return f"h{shape.heads}{width}" + ("" if shape.kv_heads is None else f" kv{shape.kv_heads}")
 
 
 def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
@@ -116,8 +129,7 @@ def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
     workers = f"{plan.slots} {'device' if gangs else 'worker'}{'s' if plan.slots > 1 else ''}"
     lines = [
         *([spec.description] if spec.description else []),
-        f"{_count(plan.planner.recipe.tokens)} training tokens per cell ({plan.planner.epochs_words}), "
-        f"{_count(plan.tokens)} in total",
+        f"{_tokens(plan)}, {_count(plan.tokens)} in total",
         f"time: per cell; total: estimated wall clock with {workers} on {plan.device}, {plan.precision}",
     ]
     if gangs:
@@ -131,6 +143,32 @@ def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
         )
     lines += [f"{mark}: {flag}" for flag, mark in flags.items()]
     return [*lines, *plan.notes]
+
+
+def _tokens(plan: Plan) -> str:
+    """The training tokens of a cell and how often it reads the data."""
+    each, ratio = [planned.tokens for planned in plan.cells], plan.planner.spec.training.tokens_per_parameter
+    epochs = plan.planner.epochs_words
+    if computes := plan.planner.spec.frontier.compute_values:
+        return (
+            f"{_count(min(each))} to {_count(max(each))} training tokens per cell (equal FLOPs: "
+            f"{compute_words(computes)} over the FLOPs per token of its shape; the longest cell: {epochs})"
+        )
+    if min(each) == max(each):
+        rule = "" if ratio is None else f"{ratio:g} per parameter, "
+        return f"{_count(each[0])} training tokens per cell ({rule}{epochs})"
+    if ratio is None:
+        levels = listed([_count(tokens) for tokens in sorted(set(each))])
+        return f"{levels} training tokens per cell (the largest number: {epochs}), of which one is compared"
+    return (
+        f"{_count(min(each))} to {_count(max(each))} training tokens per cell ({ratio:g} per parameter N; the largest "
+        f"cell: {epochs})"
+    )
+
+
+def compute_words(computes: Sequence[float]) -> str:
+    """Return training FLOPs in ascending order in words: `1e15 to 1e17`."""
+    return " to ".join(dict.fromkeys(scientific(compute, 3) for compute in (computes[0], computes[-1])))
 
 
 def search_notes(plan: Plan) -> list[str]:

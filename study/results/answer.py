@@ -15,23 +15,26 @@ import pandas as pd
 
 from analysis.design.objective import SearchInfo
 from analysis.fit.answer import NextDepth
+from analysis.fit.compute import NextSizes
 from analysis.fit.document import Fit, fit, fit_of
 from analysis.fit.rate_check import RateCheck
 from analysis.fit.study import Study, study_of
-from analysis.numbers import counted
+from analysis.numbers import counted, listed
 from analysis.runs.files import is_table
 from analysis.runs.table import Count, RunTable, read_runs
+from analysis.units import UnitOption
 from study.command_line import command
 from study.errors import SpecError
-from study.plan.cells import PlannedCell
+from study.plan.cells import PlannedCell, describe_network
 from study.plan.plan import Plan, make_plan, wall_seconds
+from study.plan.table import compute_words
 from study.search import make_search
 from study.search.crossing_search import objective_of
 from study.search.sensitivity_runs import sensitivity_cells
-from study.spec.frontier import shapes
+from study.spec import yaml_file
 from study.spec.recorded import difference_note, study_source
 from study.spec.search import CrossingSection, SensitivitySection
-from study.spec.study import StudySpec, load_spec
+from study.spec.study import StudySpec, load_spec, parse_spec
 from study.tracking.ledger import outcomes, revision, study_rows, versions, with_recorded
 from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import StudyPaths, study_paths
@@ -75,6 +78,7 @@ class Reading:
         results: root of the results; for a spec or an experiment.
         uri: of the MLflow store, see `named_store`; for an experiment only.
         verb: in the commands that messages propose.
+        unit: in which losses are stated.
     """
 
     runs: str | StudySpec | pd.DataFrame
@@ -87,6 +91,7 @@ class Reading:
     uri: str | None
     level: float
     verb: str = "fit"
+    unit: UnitOption = "nats"
 
     @property
     def name(self) -> str:
@@ -246,8 +251,7 @@ def answer(
 
 def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dict[str, Any]:
     """The arguments of `write_report` that follow from the plan, with the provenance of the numbers as `facts`."""
-    recipe, search = plan.cells[0].cell.recipe, plan.search
-    frame = runs.frame
+    search, frame = plan.search, runs.frame
     if "purpose" in frame.columns:
         frame = frame[frame["purpose"] == ""]
     depths = ", ".join(f"{depth:g}" for depth in sorted(frame["depth"].unique()))
@@ -257,8 +261,8 @@ def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dic
         "study": spec.description or spec.name,
         **({"claim": spec.claim} if spec.claim else {}),
         "data": f"{spec.data.kind}, {plan.vocabulary} tokens in the vocabulary, content {plan.cells[0].cell.data_key}",
-        "training": f"{recipe.tokens:,} tokens per cell ({recipe.steps:,} steps of {recipe.batch} × {recipe.context}), "
-        f"precision {recipe.precision}",
+        "network": describe_network(plan.cells),
+        "training": _training(plan),
         "cells": f"{len(frame):,} of {'at most ' if search.chooses_cells else ''}{plan.cell_count:,} planned; depths "
         f"{depths}; {counted(len(sizes), 'size')} from N = {sizes[0]:,.0f} to {sizes[-1]:,.0f}; listed in runs.csv",
         "seeds": ", ".join(map(str, spec.training.seed_values)),
@@ -278,19 +282,39 @@ def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dic
     }
 
 
-def fit_source(source: Runs, *, level: float, tokens: float | None) -> Fit:
+def _training(plan: Plan) -> str:
+    """The training tokens of the cells, their steps and their precision."""
+    spec, recipe = plan.planner.spec, plan.planner.recipe
+    ratio, computes = spec.training.tokens_per_parameter, spec.frontier.compute_values
+    levels = [f"{tokens:,}" for tokens in sorted({planned.tokens for planned in plan.cells})]
+    steps = sorted({planned.cell.recipe.steps for planned in plan.cells})
+    span = f"{steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"{steps[0]:,}"
+    each = f"{listed(levels)} tokens per cell" if ratio is None else f"{ratio:g} tokens per parameter"
+    if computes:
+        each = f"equal FLOPs: {compute_words(computes)}"
+    return f"{each} ({span} steps of {recipe.batch} × {recipe.context}), precision {recipe.precision}"
+
+
+def fit_source(source: Runs, *, level: float, tokens: float | None, unit: UnitOption) -> Fit:
     """Fit a run table; of a study, with the check of its learning rate and the cost of what is missing."""
     if isinstance(source, StudyRuns):
-        return study_fit(source.plan, source.table, source.results, level=level, tokens=tokens)
-    return fit(source.table, level=level, tokens=tokens)
+        return study_fit(source.plan, source.table, source.results, unit=unit, level=level, tokens=tokens)
+    return fit(source.table, level=level, tokens=tokens, unit=unit)
 
 
-def study_fit(plan: Plan, table: RunTable, results: Path, **options: Any) -> Fit:
+def study_fit(
+    plan: Plan, table: RunTable, results: Path, *, unit: UnitOption = "nats", **options: Any
+) -> Fit:
     """Fit the run table of a study in `results`, and plan what is missing; `options` are those of `study_of`."""
     study = study_of(table, **options)
-    found = fit_of(study)
+    found = fit_of(study, unit)
     following = found.next_depth and _planned_depth(plan, results, found.next_depth)
-    return replace(found, learning_rate=planned_check(plan, results, study), next_depth=following)
+    return replace(
+        found,
+        learning_rate=planned_check(plan, results, study),
+        next_depth=following,
+        next_sizes=found.next_sizes and _planned_sizes(plan, results, found.next_sizes),
+    )
 
 
 def _run_with(plan: Plan, results: Path, *overrides: str) -> str:
@@ -307,7 +331,8 @@ def _planned_depth(plan: Plan, results: Path, following: NextDepth) -> NextDepth
     following = replace(
         following, how=_run_with(plan, results, f"frontier.depths=[{','.join(map(str, depths))}]")
     )
-    found = shapes(spec.frontier.model_copy(update={"depths": depths}))
+    frontier = spec.frontier.model_copy(update={"depths": depths})
+    found = spec.model_copy(update={"frontier": frontier}).shapes
     more = [one for one in found if one.shape.depth == following.depth]
     try:
         cells = [cell for one in more for cell in plan.planner.cells(one, spec.training.seed_values)]
@@ -316,6 +341,29 @@ def _planned_depth(plan: Plan, results: Path, following: NextDepth) -> NextDepth
     if not cells:
         return following
     return replace(following, runs=len(cells), flops=math.fsum(cell.flops for cell in cells))
+
+
+def _planned_sizes(plan: Plan, results: Path, following: NextSizes) -> NextSizes:
+    """The next sizes with the command that adds a factor to `frontier.spread`, and the cells and FLOPs of this.
+
+    Larger sizes have fewer steps, which may be too few; the sizes then have the reason instead.
+    """
+    spec = plan.planner.spec
+    factors = sorted(spec.frontier.spread or ())
+    wider = [
+        *([factors[0] ** 2 / factors[1]] if following.smaller else []),
+        *factors,
+        *([factors[-1] ** 2 / factors[-2]] if following.larger else []),
+    ]
+    changed = yaml_file.changed(spec.model_dump(mode="json"), {"frontier.spread": wider})
+    try:
+        sizes = parse_spec(changed, f"with `frontier.spread` {wider}").shapes
+        cells = [cell for one in sizes for cell in plan.planner.cells(one, spec.training.seed_values)]
+    except SpecError as error:
+        return replace(following, refused=str(error))
+    how = _run_with(plan, results, f"frontier.spread=[{','.join(f'{one:.4g}' for one in wider)}]")
+    new = [cell for cell in cells if plan.by_key(cell.cell.key) is None]
+    return replace(following, how=how, runs=len(new), flops=math.fsum(cell.flops for cell in new))
 
 
 def planned_check(plan: Plan, results: Path, study: Study) -> RateCheck | None:
@@ -347,7 +395,8 @@ def _missing_cells(plan: Plan, study: Study) -> tuple[list[PlannedCell], str, tu
     ended = {cell for part in parts for cell in part.frame.loc[part.frame["status"] != "failed", "cell"]}
     rates = spec.search.lr_factors
     asked = (spec.sensitivity or SensitivitySection()).lr_factors
-    if len(rates) == 1:
+    # `sensitivity` has the crossings in N, where depths are not compared at equal FLOPs.
+    if len(rates) == 1 and spec.frontier.flops is None:
         # Wider than asked for if all of that has been trained.
         for factors in (asked, _wider((1.0, *asked))):
             section = SensitivitySection(lr_factors=tuple(factor for factor in factors if factor != 1))

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.text import Text
 
+from analysis.units import bits_per_byte
 from study.command_line import command
 from study.errors import SpecError
 from study.plan.plan import make_plan
@@ -31,7 +32,7 @@ TEMPLATE = """---
 library_name: transformers
 {pipeline}tags:
 - interplay
-- gpt2
+- {network}
 ---
 
 # {name}
@@ -74,7 +75,7 @@ class Kept:
     def __str__(self) -> str:
         if self.record is None:
             return f"{self.folder.name} (its record cannot be read)"
-        return f"{self.name} (loss {self.record.loss:.4f})"
+        return f"{self.name} ({self.record.tokens:,} tokens, loss {self.record.loss:.4f})"
 
 
 def export_cell(study: str, cell: str | None, out: Path | None, results: Path) -> dict[str, Any]:
@@ -119,15 +120,17 @@ def export_cell(study: str, cell: str | None, out: Path | None, results: Path) -
         "folder": str(out),
         "files": sorted(path.name for path in out.iterdir()),
         **{name: getattr(record, name) for name in copied},
+        "bits_per_byte": bits_per_byte(record.loss, record.bytes_per_token),
         "python": list(loading(record, str(out))),
     }
 
 
 def export_text(written: dict[str, Any]) -> Text:
     """Return the message of `interplay export`; its last two lines load the model."""
+    per_byte = "" if written["bits_per_byte"] is None else " ({bits_per_byte:.6f} bits per byte of text)"
     text = (
         "Wrote {study} {name} ({cell}) to {folder}.\n"
-        "Validation loss {loss:.6f} nats per token after {tokens:,} tokens."
+        f"Validation loss {{loss:.6f}} nats per token{per_byte} after {{tokens:,}} tokens."
     ).format(**written)
     if written["tokenizer"] is None:
         text += "\nIts tokens are symbols, not text: there is no tokenizer."
@@ -159,7 +162,8 @@ def find(study: str, cell: str | None, results: Path, out: Path | None = None) -
     else:
         found = [one for one in kept if cell and _is_asked(cell, one.folder.name, one.name)]
     if len(found) > 1:
-        keys = ", ".join(f"{one.folder.name} ({one.name})" for one in found[:LISTED])
+        # Cells of one name differ in their tokens or in their learning rate.
+        keys = some([f"{one.folder.name} = {one}" for one in found], LISTED)
         raise SpecError(
             f"{len(found)} cells of the {where} match {cell!r}: {keys}. Give the key or its first digits."
         )
@@ -183,9 +187,9 @@ def find(study: str, cell: str | None, results: Path, out: Path | None = None) -
 
 
 def _best(paths: StudyPaths, kept: Sequence[Kept]) -> Kept | None:
-    """The cell of the lowest loss among those of the largest size that have weights."""
+    """The cell of the lowest loss among those of the largest size, or compute, that have weights."""
     plan = make_plan(load_spec(str(paths.folder / SPEC)), to_read=True)
-    budgets = {planned.cell.key: planned.budget for planned in plan.pool}
+    budgets = {planned.cell.key: planned.compared_at for planned in plan.pool}
     sized = [(budgets[one.folder.name], one) for one in kept if one.record and one.folder.name in budgets]
     largest = max((budget for budget, _ in sized), default=None)
     return min(
@@ -292,17 +296,26 @@ def model_card(record: Record, study: str) -> str:
     """Return the README of a cell's exported folder."""
     cell, layout = record.cell, record.layout
     shape, recipe = cell.shape, cell.recipe
-    tokenizer = {None: "symbols", "bytes": "bytes and end of text", "bpe": "byte-level BPE"}[record.tokenizer]
+    tokenizer = {
+        None: "symbols",
+        "bytes": "bytes and end of text",
+        "bpe": "byte-level BPE",
+        "file": "those of the tokenizer in this folder, of which training added none but the end of a document",
+    }[record.tokenizer]
+    bits = bits_per_byte(record.loss, record.bytes_per_token)
+    per_byte = "" if bits is None else f", {bits:.6f} bits per byte of text"
     bound = "" if record.entropy is None else f"; no model can do better than {record.entropy:.6f}"
     facts = {
-        "shape": f"depth {shape.depth}, width {shape.width}, {shape.heads} heads (GPT-2, tied embeddings)",
+        "network": family(recipe.network).describe([shape], recipe),
+        "shape": f"depth {shape.depth}, width {shape.width}, {shape.heads} heads of {shape.head_width}"
+        + ("" if shape.kv_heads is None else f", {shape.kv_heads} key-value heads"),
         "parameters": f"{record.params:,} by 12·L·d²; {record.total_params:,} in total",
         "context": f"{recipe.context} tokens",
         "data": f"{cell.data.describe()} (content {cell.data_key})",
         "tokens": f"{tokenizer}, {record.vocabulary:,} symbols",
         "training": f"{record.step:,} steps of {recipe.batch} sequences, {record.tokens:,} tokens, {recipe.precision}",
         "learning rate": f"peak {cell.lr:.6g}, seed {cell.seed}",
-        "validation loss": f"{record.loss:.6f} nats per token{bound}",
+        "validation loss": f"{record.loss:.6f} nats per token{per_byte}{bound}",
         "layout": f"tensor_parallel {layout.tensor_parallel}, data_parallel {layout.data_parallel}, ZeRO {layout.zero}",
         "study": study,
         "cell": record.key,
@@ -315,6 +328,7 @@ def model_card(record: Record, study: str) -> str:
     return TEMPLATE.format(
         pipeline="pipeline_tag: text-generation\n" if record.tokenizer else "",
         name=cell.name,
+        network=recipe.network,
         table="\n".join(
             "| {} | {} |".format(fact, value.replace("|", "\\|").replace("\n", " "))
             for fact, value in facts.items()

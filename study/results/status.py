@@ -58,9 +58,7 @@ class StudyStatus:
         fit = self.paths.fit
         if fit is None:
             return [], None
-        from analysis.fit.answer import short_answer
-
-        return short_answer(fit.reading, fit.best, fit.level, fit.tokens), fit.learning_rate
+        return fit.in_short, fit.learning_rate
 
 
 def study_status(spec: StudySpec, results: Path) -> StudyStatus:
@@ -120,8 +118,10 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
                 "cell": planned.cell.key,
                 "name": planned.title,
                 "budget": planned.budget,
+                **({} if planned.compute is None else {"compute": planned.compute}),
                 "state": state.states[planned.cell.key],
                 "loss": row.loss if row else None,
+                "bits_per_byte": row.bits_per_byte if row else None,
                 "reason": row.reason if row else None,
             }
         )

@@ -12,7 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from analysis.numbers import duration
+from analysis.numbers import duration, scientific
+from analysis.units import bits_per_byte
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan, wall_seconds
 from trainables.progress import Progress, Result
@@ -88,7 +89,11 @@ class Viewer:
             self.estimated += self._as_planned(planned).seconds
         if self.console.is_terminal:
             return
-        loss = f"loss {result.loss:.4f}" if result.status == "done" else f"{result.status}: {result.reason}"
+        if result.status == "done" and result.loss is not None:
+            bits = bits_per_byte(result.loss, result.bytes_per_token)
+            loss = f"loss {result.loss:.4f}" + (f" ({bits:.4f} bits per byte)" if bits is not None else "")
+        else:
+            loss = f"{result.status}: {result.reason}"
         left = self.seconds_left()
         tail = f"  left about {duration(left)}" if left is not None and self.running else ""
         text = f"[{self.count}/{self.total}] {planned.title}  N={planned.cell.shape.budget_params:,}  {loss}"
@@ -153,20 +158,23 @@ class Viewer:
         return Group(*parts)
 
     def _table(self) -> Table:
-        """Return the mean loss by budget (row) and depth (column), with the number of finished cells.
+        """Return the mean loss by budget or compute (row) and depth (column), with the number of finished cells.
 
         Of a search that chooses cells, the table has only those that it has chosen.
         """
         cells: Sequence[PlannedCell] = self.plan.cells
         if self.plan.search.chooses_cells:
             cells = [planned for planned in self.plan.main if planned.cell.key not in self._missing]
-        by_budget = len({planned.budget for planned in cells}) <= MOST_ROWS
+        by_budget = len({planned.compared_at for planned in cells}) <= MOST_ROWS
+        at_compute = any(planned.compute is not None for planned in cells)
         groups: dict[float, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         for planned in cells:
-            groups[planned.budget if by_budget else 0.0][planned.cell.shape.depth].append(planned.cell.key)
+            groups[planned.compared_at if by_budget else 0.0][planned.cell.shape.depth].append(
+                planned.cell.key
+            )
         depths = sorted({planned.cell.shape.depth for planned in cells})
         table = Table(box=None, padding=(0, 2), header_style="dim")
-        table.add_column("N" if by_budget else "", justify="right", style="dim")
+        table.add_column(("FLOPs" if at_compute else "N") if by_budget else "", justify="right", style="dim")
         for depth in depths:
             table.add_column(f"L={depth}", justify="right")
         for budget, by_depth in sorted(groups.items()):
@@ -177,7 +185,8 @@ class Viewer:
             means = {depth: fmean(found) for depth, found in losses.items() if found}
             best = min(means.values()) if by_budget and len(means) > 1 else None
             row = [self._summary(by_depth.get(depth, []), means.get(depth), best) for depth in depths]
-            table.add_row(f"{budget:,.0f}" if by_budget else "all", *row)
+            name = scientific(budget, 3) if at_compute else f"{budget:,.0f}"
+            table.add_row(name if by_budget else "all", *row)
         return table
 
     def _summary(self, keys: Sequence[str], mean: float | None, best: float | None) -> Text:

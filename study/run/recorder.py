@@ -1,16 +1,16 @@
 """Records the events of cells: rows in the ledger, curves in the tracker, lines on the screen."""
 
 import json
-import math
 import time
 from typing import Any
 
+from analysis.units import bits_per_byte
 from study.plan import Plan, PlannedCell
 from study.run.console import Viewer
 from study.search import Search
 from study.spec.devices import DEVICES
 from study.tracking.ledger import CurveUpdate, Parameters, Row, Status, revision
-from study.tracking.mlflow_mirror import Mirror
+from study.tracking.mirror import Mirror
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import identity
 from trainables.progress import Progress, Result
@@ -138,12 +138,12 @@ def cell_parameters(plan: Plan, planned: PlannedCell) -> Parameters:
 def measured(device: str, planned: PlannedCell, result: Result) -> dict[str, Any]:
     """Return the fields of a row that describe the training of its cell."""
     peak = planned.layout.ranks * DEVICES[device].peak[planned.cell.recipe.precision]
-    done, size = result.status == "done", result.bytes_per_token
+    done = result.status == "done"
     loss = result.loss if done else None
     return {
         **{name: getattr(result, name) for name in AS_MEASURED},
         "loss": loss,
-        "bits_per_byte": loss / math.log(2) / size if loss is not None and size else None,
+        "bits_per_byte": bits_per_byte(loss, result.bytes_per_token),
         "utilisation": result.flops_per_second / peak,
         "trained_share": result.step / planned.cell.recipe.steps,
         "measures": result.evaluations[-1].measures if done and result.evaluations else {},

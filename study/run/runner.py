@@ -38,9 +38,9 @@ from study.tracking.ledger import (
     versions,
     with_recorded,
 )
-from study.tracking.mlflow_mirror import make_mirror, progress
 from study.tracking.study_paths import StudyPaths, check_owner, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table, study_of_rows
+from study.tracking.targets import make_mirror, progress
 from study.workers import machines
 from study.workers.launch_failures import report_launch_failures
 from study.workers.ray_session import joined_cluster, joins, private_ray
@@ -64,6 +64,8 @@ class Summary:
     report: Path | None
     copy: str | None
     """The place of a copy of the results that outlives this machine."""
+    hints: Sequence[tuple[str, str]] = ()
+    """What the user can do with the trackers of `tracking.also`, and the command for it."""
 
 
 def run_study(spec: StudySpec, results: Path, console: Console | None = None) -> Summary:
@@ -110,7 +112,7 @@ class _Run:
         tags = {f"interplay.version.{name}": version for name, version in versions().items()}
         tags["interplay.revision"] = revision()
         self.mirror = make_mirror(spec, plan.protocol, paths, recorded.values(), tags)
-        if problem := self.mirror.open():
+        for problem in self.mirror.open():
             self._warn(f"{problem}. Rows are kept in {paths.ledger.name} until it can be used.")
         rows = study_rows(plan, recorded)
         self.rows, self.plan = rows, with_recorded(plan, rows)
@@ -147,11 +149,12 @@ class _Run:
             self.mirror.close()
             self.mirror.finish(status, "" if finished else progress(self.plan, self.rows.values()))
             copy = copy_results(paths, paths.outputs, self.console) if paths.is_shared else None
-        if self.mirror.problem:
+        for problem in self.mirror.problems:
             kept = f"All rows are in {paths.ledger.name}; the next run sends the missing ones."
-            self._warn(f"{self.mirror.problem}. {kept}")
+            self._warn(f"{problem}. {kept}")
+        hints = tuple(target.hint for target in self.mirror.targets if target.hint)
         failed = {key: row.reason or "" for key, row in self.rows.items() if row.status == "failed"}
-        return Summary(recorder, failed, finished, fit, report, copy)
+        return Summary(recorder, failed, finished, fit, report, copy, hints)
 
     def _source(self) -> Source:
         """The cells of the search, and after them those of the sensitivity runs, if the study has any."""

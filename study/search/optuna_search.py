@@ -1,6 +1,7 @@
 """The frontier of each budget as an Optuna study: its trials are the candidates of that budget.
 
-A *candidate* is a depth and a multiple of the learning rate at one budget; the width follows from depth and budget. Its
+A *candidate* is a depth and a multiple of the learning rate at one budget; the width follows from depth and budget. At
+equal FLOPs a budget is one of compute, and the size of a candidate follows from its training tokens. Its
 trial has these as parameters, the mean loss over its seeds as value, and width, N, FLOPs and the standard error of the
 loss as attributes. In `OptunaSearch` a sampler of Optuna chooses the candidates; with other searches, `OptunaStudies`
 records those that were chosen. Only the rows of the study count: at each start the trials are compared with them, and
@@ -33,6 +34,8 @@ from study.spec.search import OptunaSection
 
 #: The second parameter of a trial, if a study has several multiples of the learning rate.
 LR_FACTOR = "lr_factor"
+#: A parameter of a trial, if a study has several numbers of training tokens, as at equal FLOPs.
+TOKENS = "tokens"
 #: Random candidates of a budget before the samplers `tpe` and `gp` choose by the losses.
 STARTUP = 3
 
@@ -66,19 +69,24 @@ class OptunaStudies(Trials):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.section = section
         self._studies: dict[float, optuna.Study] = {}
-        self._name = plan.name
+        self._place = f"{plan.name}: {'N' if plan.planner.spec.frontier.flops is None else 'C'}"
         self._storage = RDBStorage(f"sqlite:///{database}") if database else InMemoryStorage()
         self._outcomes = dict(known)
         self._running: set[str] = set()
         several = len({planned.lr_factor for planned in plan.main}) > 1
+        spec = plan.planner.spec
+        has_levels = spec.training.has_levels or spec.frontier.flops is not None
         self._candidates: dict[float, dict[tuple[float, ...], _Candidate]] = {}
         self._of_cell: dict[str, _Candidate] = {}
         for planned in plan.main:
             params: dict[str, float] = {DEPTH: planned.cell.shape.depth}
             if several:
                 params[LR_FACTOR] = planned.lr_factor
-            group = self._candidates.setdefault(planned.budget, {})
-            candidate = group.setdefault(tuple(params.values()), _Candidate(planned.budget, params, []))
+            if has_levels:
+                params[TOKENS] = planned.tokens
+            at = planned.compared_at
+            group = self._candidates.setdefault(at, {})
+            candidate = group.setdefault(tuple(params.values()), _Candidate(at, params, []))
             candidate.cells.append(planned)
             self._of_cell[planned.cell.key] = candidate
         started = dict.fromkeys(self._of_cell[key] for key in (*known, *begun) if key in self._of_cell)
@@ -150,9 +158,9 @@ class OptunaStudies(Trials):
         group = [one.params for one in self._candidates[budget].values()]
         depths = [int(params[DEPTH]) for params in group]
         space: dict[str, BaseDistribution] = {DEPTH: IntDistribution(min(depths), max(depths), log=True)}
-        if LR_FACTOR in group[0]:
-            factors = [params[LR_FACTOR] for params in group]
-            space[LR_FACTOR] = FloatDistribution(min(factors), max(factors), log=True)
+        for name in group[0].keys() - {DEPTH}:
+            values = [params[name] for params in group]
+            space[name] = FloatDistribution(min(values), max(values), log=True)
         return space
 
     def _study(self, budget: float) -> optuna.Study:
@@ -179,7 +187,7 @@ class OptunaStudies(Trials):
         return self._studies[budget]
 
     def _study_name(self, budget: float) -> str:
-        return f"{self._name}: N = {budget:g}"
+        return f"{self._place} = {budget:g}"
 
     def _enqueue(self, candidate: _Candidate) -> None:
         study = self._study(candidate.budget)

@@ -13,7 +13,6 @@ from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan
 from study.search.source import Source
 from study.spec.study import StudySpec
-from trainables.cell import Shape
 
 
 def sensitivity_cells(spec: StudySpec, plan: Plan, study: Study | None) -> list[PlannedCell]:
@@ -31,11 +30,12 @@ def sensitivity_cells(spec: StudySpec, plan: Plan, study: Study | None) -> list[
     base = spec.search.lr_factors[0]
     cells: dict[str, PlannedCell] = {}
     for item, factor in itertools.product(crossings, spec.sensitivity.lr_factors):
-        near = near_crossing(rows, item)[["depth", "width", "heads", "budget", "seed"]]
+        near = near_crossing(rows, item)[["depth", "width", "budget", "seed", "tokens"]]
         for row in near.to_dict("records"):
-            shape = Shape(depth=int(row["depth"]), width=int(row["width"]), heads=int(row["heads"]))
+            shape = spec.frontier.shape(int(row["depth"]), int(row["width"]))
+            steps = round(float(row["tokens"]) / (spec.training.batch * spec.training.context))
             planned = plan.planned_for(
-                shape, float(row["budget"]), base * factor, int(row["seed"]), SENSITIVITY
+                shape, float(row["budget"]), base * factor, int(row["seed"]), SENSITIVITY, steps
             )
             cells.setdefault(planned.cell.key, planned)
     # As in a grid: all shapes of one seed before the next, and the longest first.

@@ -1,4 +1,4 @@
-"""The section `frontier`: which shapes are compared, from budgets of N = 12·L·d² parameters or from widths."""
+"""The section `frontier`: which shapes are compared, from budgets of N = 12·L·d² parameters, widths, or FLOPs."""
 
 import itertools
 import math
@@ -8,20 +8,38 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from study.spec.section import Budget, Depth, Distinct, Section, Width
+from analysis.numbers import listed, scientific
+from study.spec.section import Budget, Compute, Depth, Distinct, Section, Width
 from trainables.cell import Shape
 from trainables.errors import some
 
 #: Neighbouring budgets that a search may add are at most this factor apart, about a quarter in width.
 SPACING = 1.5
+#: Attention heads of every layer, as in Levine et al. 2020.
+HEADS = 2
+#: Training tokens over N, where a spec gives none (Hoffmann et al. 2022).
+TOKENS_PER_PARAMETER = 20
+#: FLOPs of the forward and backward pass per parameter and token, without those of attention and vocabulary (Kaplan et
+#: al. 2020, section 2.1): they place the sizes of a compute, whose steps follow from the exact FLOPs.
+FLOPS_PER_PARAMETER = 6
+#: Usual factors of the sizes of a compute, and the usual tolerance of these. The minimum over N of a depth needs no N
+#: that other depths have, but sizes on both sides.
+SPREAD, SPREAD_TOLERANCE = (0.25, 0.5, 1.0, 2.0, 4.0), 0.25
+#: Least ratio of two values of `flops`, so that rows within 1 % of each are two budgets of `analysis.runs.isoflop`.
+FLOPS_APART = 1.15
+#: Fewest values of `flops` and of `spread` from which the best depth by compute is read (`analysis.runs.isoflop`).
+LEAST_FLOPS, LEAST_FACTORS = 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierShape:
-    """A shape and the budget it spends."""
+    """A shape and what it was chosen for."""
 
     budget: float
+    """The N that its width was chosen for."""
     shape: Shape
+    compute: float | None = None
+    """With `flops`, the training FLOPs of its cells, which decide their steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +53,14 @@ class Miss:
     """Relative difference between N of the nearest width and the budget."""
     taken_by: float | None = None
     """The budget that already has this shape, if the width is near enough."""
+    compute: float | None = None
+    """With `flops`, the training FLOPs at which it is missing."""
 
     @property
     def reason(self) -> str:
         """Return one sentence for people."""
-        where = f"left out: depth {self.depth} at budget {self.budget:,.0f}"
+        at = "" if self.compute is None else f" of {scientific(self.compute)} FLOPs"
+        where = f"left out: depth {self.depth} at budget {self.budget:,.0f}{at}"
         if self.taken_by is not None:
             return f"{where}, whose width {self.nearest_width} belongs to budget {self.taken_by:,.0f} already"
         side = "above" if self.deviation > 0 else "below"
@@ -69,14 +90,26 @@ class BudgetRange(Section):
         return (self.min, *(self.min * ratio ** (i / steps) for i in range(1, steps)), self.max)
 
 
+class ComputeRange(BudgetRange):
+    """Training FLOPs from `min` to `max` in equal ratios."""
+
+    min: Compute
+    """least training FLOPs"""
+    max: Compute
+    """most training FLOPs"""
+
+
+_list_or_range = Discriminator(lambda value: "table" if isinstance(value, Mapping | BudgetRange) else "list")
 Budgets = Annotated[
-    Annotated[Distinct[Budget], Tag("list")] | Annotated[BudgetRange, Tag("table")],
-    Discriminator(lambda value: "table" if isinstance(value, Mapping | BudgetRange) else "list"),
+    Annotated[Distinct[Budget], Tag("list")] | Annotated[BudgetRange, Tag("table")], _list_or_range
+]
+Computes = Annotated[
+    Annotated[Distinct[Compute], Tag("list")] | Annotated[ComputeRange, Tag("table")], _list_or_range
 ]
 
 
 class FrontierSection(Section):
-    """The shapes that are compared: depths at budgets, or hand-written widths of each depth."""
+    """The shapes that are compared: depths at budgets, hand-written widths of each depth, or sizes at equal FLOPs."""
 
     budgets: Budgets | None = None
     """targets of N = 12·L·d², as a list or as {min, max, points}"""
@@ -85,32 +118,59 @@ class FrontierSection(Section):
     widths: dict[Depth, Distinct[Width]] | None = Field(default=None, min_length=1)
     """instead of budgets: the widths of each depth; the budget of a shape is its own N. `depths`, if given, selects
     among them"""
+    flops: Computes | None = None
+    """instead of budgets: training FLOPs C, as a list or as {min, max, points}. Each depth has one size for each factor
+    of `spread`, trained for C over the exact FLOPs per token of its shape, and depths are compared at equal C"""
+    spread: Distinct[Annotated[float, Field(gt=0, le=1e6)]] | None = None
+    """with flops: the sizes, as factors on N = sqrt(C/(6·r)), which has r = `training.tokens_per_parameter` tokens per
+    parameter; by default [0.25, 0.5, 1, 2, 4]"""
     heads: int | None = Field(default=None, ge=1, le=10_000)
     """attention heads of every layer; by default 2, as in the paper"""
     head_dim: int | None = Field(default=None, ge=1, le=10_000)
-    """instead of heads: the width of one head"""
+    """instead of heads: the width of one head; beside heads (llama, qwen3): attention is heads · head_dim wide in every
+    shape"""
+    kv_heads: int | None = Field(default=None, ge=1, le=10_000)
+    """heads of keys and values of every layer (llama, qwen3); by default as many as heads"""
+    d_ff: float | None = Field(default=None, gt=0, le=100)
+    """inner width of the feed-forward network over the width, rounded to whole values (llama, qwen3); by default that
+    with which a layer has 12·d² weights"""
     tolerance: float = Field(default=0.1, gt=0, lt=1)
-    """largest relative difference between N of a shape and its budget"""
+    """largest relative difference between N of a shape and its budget; by default 0.1, and 0.25 with flops, where the
+    best size of each depth is found from its own sizes, which other depths need not have"""
     width_multiple: int = Field(default=1, ge=1, le=10_000)
-    """widths are multiples of this, and of the heads"""
+    """widths are multiples of this, and of the heads; by default 1, for rotary families (llama, qwen3) 2 · heads"""
     max_cells: int = Field(default=10_000, ge=1, le=10_000_000)
     """most cells of a plan, and most pairs of budget and depth; larger plans are refused"""
 
     @model_validator(mode="before")
     @classmethod
-    def _two_heads(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("heads") is values.get("head_dim") is None:
-            return {**values, "heads": 2}
-        return values
+    def _usual(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        filled = dict(values)
+        if values.get("heads") is values.get("head_dim") is None:
+            filled["heads"] = HEADS
+        if values.get("flops") is not None:
+            filled.setdefault("tolerance", SPREAD_TOLERANCE)
+            if values.get("spread") is None:
+                filled["spread"] = SPREAD
+        return filled
 
     @property
     def budget_values(self) -> tuple[float, ...]:
-        """The budgets in ascending order; with `widths`, the N of every shape."""
+        """The budgets in ascending order; with `widths`, the N of every shape; with `flops`, none."""
         if self.widths is not None:
             return tuple(sorted({found.budget for found in shapes(self)}))
         if isinstance(self.budgets, BudgetRange):
             return self.budgets.values
         return tuple(sorted(self.budgets or ()))
+
+    @property
+    def compute_values(self) -> tuple[float, ...]:
+        """The training FLOPs of `flops` in ascending order; none without it."""
+        if isinstance(self.flops, BudgetRange):
+            return self.flops.values
+        return tuple(sorted(self.flops or ()))
 
     @property
     def depth_values(self) -> tuple[int, ...]:
@@ -123,28 +183,65 @@ class FrontierSection(Section):
 
     @property
     def step(self) -> int:
-        """Step of the widths: a multiple of `width_multiple` and of the heads, or of the width of a head."""
-        return math.lcm(self.width_multiple, self.heads or self.head_dim or 1)
+        """Step of the widths: a multiple of `width_multiple` and of the heads, or of the width of the key-value heads.
+
+        Heads whose width is given beside their number leave the width of the model free.
+        """
+        if self.heads is not None:
+            return math.lcm(self.width_multiple, 1 if self.head_dim is not None else self.heads)
+        return math.lcm(self.width_multiple, (self.head_dim or 1) * (self.kv_heads or 1))
 
     @property
     def _step_words(self) -> str:
-        head = f"{self.heads} heads" if self.heads is not None else f"heads of {self.head_dim}"
-        multiple = "" if self.width_multiple == 1 else f", `width_multiple` {self.width_multiple}"
-        return f"{self.step} ({head}{multiple})"
+        given = {
+            f"{self.heads} heads": self.heads is not None and self.head_dim is None,
+            f"heads of {self.head_dim}": self.heads is None,
+            f"{self.kv_heads} key-value heads": self.heads is None and self.kv_heads is not None,
+            f"`width_multiple` {self.width_multiple}": self.width_multiple > 1,
+        }
+        words = ", ".join(text for text, counts in given.items() if counts)
+        return f"{self.step} ({words})" if words else str(self.step)
+
+    def shape(self, depth: int, width: int) -> Shape:
+        """Return the shape of a depth and a width that is a multiple of `step`."""
+        return Shape(
+            depth=depth,
+            width=width,
+            heads=self.heads if self.heads is not None else width // (self.head_dim or 1),
+            kv_heads=self.kv_heads,
+            head_dim=None if self.heads is None else self.head_dim,
+            d_ff=None if self.d_ff is None else max(1, round(self.d_ff * width)),
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.heads is not None and self.head_dim is not None:
-            raise ValueError("give one of `heads` and `head_dim`, not both")
+        if self.heads is not None and self.heads % (self.kv_heads or 1):
+            raise ValueError(
+                f"{self.heads} `heads` cannot share {self.kv_heads} `kv_heads` evenly; take a divisor of {self.heads}"
+            )
+        given = [f"`{name}`" for name in ("budgets", "widths", "flops") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{listed(given)} exclude each other; keep one of them")
+        if self.spread is not None and self.flops is None:
+            raise ValueError(
+                "`spread` has the sizes at the FLOPs of `flops`, which is missing; take `spread` out"
+            )
         if self.widths is not None:
             self._check_widths(self.widths)
+            return self
+        if not given or self.depths is None:
+            missing = [*([] if given else ["`budgets`"]), *([] if self.depths else ["`depths`"])]
+            raise ValueError(
+                f"{' and '.join(missing)} missing; give `budgets` and `depths`, `flops` and `depths`, or `widths` alone"
+            )
+        if self.flops is not None:
+            self._check_flops(self.depths)
         else:
-            self._check_budgets()
+            self.check_size(len(self.budget_values) * len(self.depths), "pairs of `budgets` and `depths`")
+            self.check_depths()
         return self
 
     def _check_widths(self, widths: Mapping[int, tuple[int, ...]]) -> None:
-        if self.budgets is not None:
-            raise ValueError("`widths` and `budgets` exclude each other; take one of them out")
         if unknown := sorted(set(self.depths or ()) - set(widths)):
             raise ValueError(
                 f"`depths` has [{some(unknown)}], and `widths` has the depths [{some(sorted(widths))}]; choose among "
@@ -158,21 +255,48 @@ class FrontierSection(Section):
                     f"{f'{low} or ' if low else ''}{low + self.step}"
                 )
 
-    def _check_budgets(self) -> None:
-        if self.budgets is None or self.depths is None:
-            missing = [f"`{name}`" for name in ("budgets", "depths") if getattr(self, name) is None]
+    def _check_flops(self, depths: tuple[int, ...]) -> None:
+        computes, spread = self.compute_values, self.spread or ()
+        if len(computes) < LEAST_FLOPS or len(spread) < LEAST_FACTORS:
+            fixes = []
+            if len(computes) < LEAST_FLOPS:
+                fixes.append(f"`flops: [{', '.join(f'{factor * computes[0]:g}' for factor in (1, 4, 16))}]`")
+            if len(spread) < LEAST_FACTORS:
+                fixes.append(f"`spread: {list(SPREAD)}`")
             raise ValueError(
-                f"{' and '.join(missing)} missing; give `budgets` and `depths`, or `widths` alone"
+                f"`flops` has {len(computes)} and `spread` {len(spread)}; the best depth by compute needs at least "
+                f"{LEAST_FLOPS} values of `flops` and {LEAST_FACTORS} of `spread`; set {' and '.join(fixes)}"
             )
-        self.check_size(len(self.budget_values) * len(self.depths), "pairs of `budgets` and `depths`")
-        found, missed = _resolve(self)
-        for depth in set(self.depths) - {one.shape.depth for one in found}:
+        for low, high in itertools.pairwise(computes):
+            if high < FLOPS_APART * low:
+                raise ValueError(
+                    f"`flops` has {low:g} and {high:g}, nearer to each other than {FLOPS_APART - 1:.0%}, which are "
+                    "compared as one; take one of them out"
+                )
+        self.check_size(
+            len(computes) * len(spread) * len(depths), "triples of `flops`, `spread` and `depths`"
+        )
+
+    def check_depths(self, tokens_per_parameter: float = TOKENS_PER_PARAMETER) -> None:
+        """Raise a `ValueError` if a depth has no shape.
+
+        Args:
+            tokens_per_parameter: those of the size at a factor of 1, with `flops`.
+        """
+        found, missed = _resolve(self, tokens_per_parameter)
+        for depth in set(self.depth_values) - {one.shape.depth for one in found}:
             best = min((miss for miss in missed if miss.depth == depth), key=lambda miss: abs(miss.deviation))
             needed = math.ceil(abs(best.deviation) * 100) / 100
+            name, least = "budgets", 12 * depth * self.step**2
+            if self.flops is not None:
+                name = "flops"
+                least = math.ceil(
+                    FLOPS_PER_PARAMETER * tokens_per_parameter * (least / max(self.spread or (1.0,))) ** 2
+                )
             fix = (
-                f"Set `tolerance` to {needed:g} or more, change the budgets"
+                f"Set `tolerance` to {needed:g} or more, change the {name}"
                 if needed < 1
-                else f"Raise the budgets to {12 * depth * self.step**2} or more"
+                else f"Raise the {name} to {least} or more"
             )
             raise ValueError(
                 f"depth {depth} has no shape at any budget: widths are multiples of {self._step_words}, and the "
@@ -190,14 +314,17 @@ class FrontierSection(Section):
             )
 
 
-def shapes(frontier: FrontierSection) -> list[FrontierShape]:
-    """Return every shape of the frontier, by budget and depth.
+def shapes(
+    frontier: FrontierSection, tokens_per_parameter: float = TOKENS_PER_PARAMETER
+) -> list[FrontierShape]:
+    """Return every shape of the frontier, by compute, budget and depth.
 
     With `budgets`, each depth has at most one shape per budget: the allowed width whose N = 12·L·d² (Levine et al.
     2020, section 5.1) is nearest to the budget, if it is within the tolerance. With `widths`, each depth has the widths
-    listed, and the budget of a shape is its own N.
+    listed, and the budget of a shape is its own N. With `flops`, the budgets of a compute C are the factors of `spread`
+    times sqrt(C / (6·tokens_per_parameter)), and a shape may be there at several C.
     """
-    return _resolve(frontier)[0]
+    return _resolve(frontier, tokens_per_parameter)[0]
 
 
 def added_shapes(frontier: FrontierSection) -> list[FrontierShape]:
@@ -218,56 +345,66 @@ def added_shapes(frontier: FrontierSection) -> list[FrontierShape]:
             pairs += [(low * ratio ** (part / parts), depth) for part in range(1, parts)]
     frontier.check_size(len(pairs), "pairs of depths and budgets that the search may add")
     taken = {one.shape for one in shapes(frontier)}
-    return [one for one in _fitting(frontier, sorted(pairs))[0] if one.shape not in taken]
+    return [
+        one
+        for one in _fitting(frontier, [(None, *pair) for pair in sorted(pairs)])[0]
+        if one.shape not in taken
+    ]
 
 
-def misses(frontier: FrontierSection) -> list[Miss]:
-    """Return the pairs of budget and depth that have no shape."""
-    return _resolve(frontier)[1]
+def misses(frontier: FrontierSection, tokens_per_parameter: float = TOKENS_PER_PARAMETER) -> list[Miss]:
+    """Return the pairs of budget and depth that have no shape; see `shapes`."""
+    return _resolve(frontier, tokens_per_parameter)[1]
 
 
-def heads_of(frontier: FrontierSection, width: int) -> int:
-    """Return the attention heads of a width: fixed, or as many heads of `head_dim` as fit."""
-    return frontier.heads if frontier.heads is not None else width // (frontier.head_dim or 1)
-
-
-def _resolve(frontier: FrontierSection) -> tuple[list[FrontierShape], list[Miss]]:
+def _resolve(
+    frontier: FrontierSection, tokens_per_parameter: float
+) -> tuple[list[FrontierShape], list[Miss]]:
+    depths = frontier.depth_values
+    if frontier.flops is not None:
+        return _fitting(
+            frontier,
+            (
+                (compute, factor * math.sqrt(compute / (FLOPS_PER_PARAMETER * tokens_per_parameter)), depth)
+                for compute in frontier.compute_values
+                for factor in sorted(frontier.spread or SPREAD)
+                for depth in depths
+            ),
+        )
     if frontier.widths is None:
-        return _fitting(frontier, itertools.product(frontier.budget_values, frontier.depth_values))
-    pairs = [(depth, width) for depth in frontier.depth_values for width in frontier.widths[depth]]
-    own = [_shape_at(frontier, 12.0 * depth * width**2, depth, width) for depth, width in pairs]
+        return _fitting(frontier, itertools.product([None], frontier.budget_values, depths))
+    pairs = [(depth, width) for depth in depths for width in frontier.widths[depth]]
+    own = [FrontierShape(12.0 * depth * width**2, frontier.shape(depth, width)) for depth, width in pairs]
     return sorted(own, key=lambda one: (one.budget, one.shape.depth)), []
 
 
 def _fitting(
-    frontier: FrontierSection, pairs: Iterable[tuple[float, int]]
+    frontier: FrontierSection, wanted: Iterable[tuple[float | None, float, int]]
 ) -> tuple[list[FrontierShape], list[Miss]]:
-    """Return the shape nearest to each (budget, depth) within the tolerance, and the pairs that have none.
+    """Return the shape nearest to each (compute, budget, depth) within the tolerance, and those that have none.
 
-    If budgets share their nearest shape, the budget nearest to it keeps it, so that no shape is trained twice.
+    If budgets of one compute share their nearest shape, the budget nearest to it keeps it, so that no shape is trained
+    twice.
     """
     placed = []
-    for budget, depth in pairs:
+    for compute, budget, depth in wanted:
         width = _nearest_width(budget, depth, frontier.step)
-        placed.append(Miss(budget, depth, width, 12 * depth * width**2 / budget - 1))
-    owner: dict[tuple[int, int], float] = {}
+        placed.append(Miss(budget, depth, width, 12 * depth * width**2 / budget - 1, compute=compute))
+    owner: dict[tuple[float | None, int, int], float] = {}
     for miss in sorted(placed, key=lambda miss: abs(miss.deviation)):
-        owner.setdefault((miss.depth, miss.nearest_width), miss.budget)
+        owner.setdefault((miss.compute, miss.depth, miss.nearest_width), miss.budget)
     result: list[FrontierShape] = []
     missed: list[Miss] = []
     for miss in placed:
-        taken = owner[miss.depth, miss.nearest_width]
+        taken = owner[miss.compute, miss.depth, miss.nearest_width]
         if abs(miss.deviation) > frontier.tolerance * (1 + 1e-12):
             missed.append(miss)
         elif taken != miss.budget:
             missed.append(replace(miss, taken_by=taken))
         else:
-            result.append(_shape_at(frontier, miss.budget, miss.depth, miss.nearest_width))
+            shape = frontier.shape(miss.depth, miss.nearest_width)
+            result.append(FrontierShape(miss.budget, shape, miss.compute))
     return result, missed
-
-
-def _shape_at(frontier: FrontierSection, budget: float, depth: int, width: int) -> FrontierShape:
-    return FrontierShape(budget, Shape(depth=depth, width=width, heads=heads_of(frontier, width)))
 
 
 def _nearest_width(budget: float, depth: int, step: int) -> int:

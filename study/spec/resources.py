@@ -1,4 +1,4 @@
-"""The sections `resources` and `tracking`: devices, storage, estimates, and the MLflow store."""
+"""The sections `resources` and `tracking`: devices, storage, estimates, and the trackers."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticKnownError
 
 from study.spec.devices import DEVICES, local_device
-from study.spec.section import Section, Width
+from study.spec.section import Section, Width, distinct
 
 Degree = Annotated[int, Field(ge=1, le=10_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -148,13 +148,40 @@ class ResourcesSection(Section):
         return self
 
 
+class WandbSection(Section):
+    """Where Weights & Biases gets the rows of a study whose `tracking.also` names it."""
+
+    project: str | None = Field(default=None, pattern=r"^[^/\\#?%:]+$", max_length=128)
+    """W&B project; by default the MLflow experiment. The study is a group of runs in it"""
+    entity: str | None = Field(default=None, min_length=1)
+    """user or team; by default that of the API key"""
+    mode: Literal["offline", "online"] = "offline"
+    """offline: runs are folders that `wandb sync` sends; online: they are sent during the study, with the API key of
+    `wandb login` or WANDB_API_KEY"""
+
+
 class TrackingSection(Section):
-    """The MLflow store of the study."""
+    """The MLflow store of the study, and the trackers that get a copy of its rows beside it."""
 
     uri: str = Field(default="auto", min_length=1)
     """auto is SQLite in the results folder; or an MLflow URI"""
     experiment: str | None = Field(default=None, min_length=1)
     """MLflow experiment; by default the name"""
+    also: Annotated[tuple[Literal["tensorboard", "wandb"], ...], AfterValidator(distinct)] = ()
+    """trackers that get the same curves and values, in the folder of the study: tensorboard, wandb (needs the extra
+    wandb); by default none"""
+    wandb: WandbSection | None = None
+    """where W&B gets them; by default offline"""
+
+    @model_validator(mode="after")
+    def _wandb_is_used(self) -> Self:
+        if self.wandb is not None and "wandb" not in self.also:
+            names = ", ".join([*self.also, "wandb"])
+            raise ValueError(
+                f"`wandb` is given, and `also` does not name it, so that nothing goes to W&B; write `also: [{names}]`, "
+                "or `wandb: null`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _usable_and_no_secret(self) -> Self:

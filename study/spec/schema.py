@@ -16,6 +16,7 @@ from trainables.data.kind import KINDS, TextData
 HEADINGS = {
     "## `frontier`": "FrontierSection",
     "### `frontier.budgets` as a range": "BudgetRange",
+    "### `frontier.flops` as a range": "ComputeRange",
     "## `training`": "TrainingSection",
     "### `training.lr`, `rule: fixed`": "FixedRate",
     "### `training.lr`, `rule: width`": "WidthRate",
@@ -28,6 +29,7 @@ HEADINGS = {
     "## `resources`": "ResourcesSection",
     "### `tensor_parallel` and `data_parallel` by width": "MinWidth",
     "## `tracking`": "TrackingSection",
+    "### `tracking.wandb`": "WandbSection",
 }
 #: Upper bounds from here on are above any study; the page leaves them out.
 NO_BOUND = 1_000_000

@@ -51,6 +51,8 @@ def read_size(value: Any) -> Any:
 Size = Annotated[float, BeforeValidator(read_size, json_schema_input_type=float | str)]
 #: Bounds no study reaches: they turn a typing error into a refusal instead of an endless plan.
 Budget = Annotated[Size, Field(ge=1, le=1e15)]
+#: Training FLOPs of one cell.
+Compute = Annotated[Size, Field(ge=1, le=1e30)]
 Depth = Annotated[int, Field(ge=1, le=10_000)]
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 #: The largest seed of Optuna's samplers, which use NumPy's `RandomState`.

@@ -3,6 +3,7 @@
 Importing this module loads no training library.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,23 +16,30 @@ from study.command_line import command
 from study.errors import SpecError
 from study.spec import yaml_file
 from study.spec.devices import DEVICES
-from study.spec.frontier import FrontierSection, added_shapes, shapes
+from study.spec.frontier import (
+    HEADS,
+    TOKENS_PER_PARAMETER,
+    FrontierSection,
+    FrontierShape,
+    Miss,
+    added_shapes,
+    misses,
+    shapes,
+)
 from study.spec.messages import explain
 from study.spec.resources import ResourcesSection, TrackingSection
 from study.spec.search import CrossingSection, GridSection, SearchSection, SensitivitySection
 from study.spec.section import Section, distinct
-from study.spec.training import TableRate, TrainingSection
+from study.spec.training import LENGTHS, ROUNDING, TableRate, TrainingSection
 from trainables.cell import Precision, Recipe
 from trainables.data import DataSpec
 from trainables.diagnostics import Diagnostic
 from trainables.errors import shortened, some
-from trainables.model.family import family
+from trainables.model.family import family, family_names
 
 #: Names in a results folder that are not studies.
 RESERVED = ("data", "mlartifacts", "mlflow.db")
 
-#: Training tokens of a study that names none, over its largest budget (Hoffmann et al. 2022).
-TOKENS_PER_PARAMETER = 20
 #: Values of the key in which the studies of a series differ.
 Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True)] | str
 #: Keys that a series cannot vary.
@@ -62,7 +70,7 @@ class StudySpec(Section):
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     """devices, storage, and assumptions of the estimates"""
     tracking: TrackingSection = Field(default_factory=TrackingSection)
-    """the MLflow store"""
+    """the MLflow store, and other trackers"""
     vary: dict[str, Annotated[tuple[Value, ...], Field(min_length=2)]] | None = Field(
         default=None, min_length=1, max_length=1
     )
@@ -72,16 +80,23 @@ class StudySpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _usual(cls, values: Any) -> Any:
-        """Fill in what most studies leave open: the kind of data with a path, and 20 tokens per parameter."""
+        """Fill in what most studies leave open.
+
+        These are the kind of data with a path, heads of even width for rotary positions, and 20 tokens per parameter.
+        """
         if not isinstance(values, Mapping):
             return values
         filled = dict(values)
         data, training = filled.get("data"), filled.get("training", {})
         if isinstance(data, Mapping) and "path" in data:
             filled["data"] = {"kind": "files", **data}
-        if isinstance(training, Mapping) and training.get("steps") is training.get("tokens") is None:
+        filled |= _even_heads(filled)
+        if isinstance(training, Mapping) and all(training.get(name) is None for name in LENGTHS):
+            frontier = filled.get("frontier")
+            if isinstance(frontier, Mapping) and frontier.get("flops") is not None:
+                return {**filled, "training": {**training, "tokens_per_parameter": TOKENS_PER_PARAMETER}}
             try:
-                largest = max(FrontierSection.model_validate(filled.get("frontier")).budget_values)
+                largest = max(FrontierSection.model_validate(frontier).budget_values)
             except ValidationError:
                 # The mistake is explained with the others; any number of tokens will do.
                 largest = 1.0
@@ -105,9 +120,87 @@ class StudySpec(Section):
         return auto if self.training.precision == "auto" else self.training.precision
 
     @property
+    def _ratio(self) -> float:
+        return self.training.tokens_per_parameter or TOKENS_PER_PARAMETER
+
+    @property
+    def shapes(self) -> list[FrontierShape]:
+        """The shapes of the frontier, by compute, budget and depth; see `study.spec.frontier.shapes`."""
+        return shapes(self.frontier, self._ratio)
+
+    @property
+    def misses(self) -> list[Miss]:
+        """The budgets at which a depth has no shape."""
+        return misses(self.frontier, self._ratio)
+
+    @property
+    def length(self) -> int | str:
+        """What decides how long the cells are trained: their steps, or a rule such as `20 N` or `C / FLOPs`."""
+        return self.training.length if self.frontier.flops is None else "C / FLOPs"
+
+    @property
     def recipe(self) -> Recipe:
-        """The recipe that all cells of this study share."""
-        return self.training.recipe(self.precision, self.frontier.head_width(self.training.base.width))
+        """The recipe of the longest cell of the frontier; the others differ from it in their steps alone."""
+        return self.recipe_of(max(self.step_counts(found)[-1] for found in self.shapes))
+
+    def recipe_of(self, steps: int) -> Recipe:
+        """Return the recipe of a cell of these steps."""
+        head_width = self.frontier.head_width(self.training.base.width)
+        return self.training.recipe(steps, self.precision, head_width)
+
+    def step_counts(self, found: FrontierShape) -> tuple[int, ...]:
+        """Optimizer steps of the cells of a shape, ascending: one number, or one per number of `training.tokens`.
+
+        Raises:
+            SpecError: whole steps miss the tokens per parameter, or the compute of `frontier.flops`.
+        """
+        if found.compute is None:
+            return self.training.step_counts(found.shape)
+        exact, batch = self._exact_steps(found), self.training.batch
+        steps = max(1, round(exact))
+        if abs(steps / exact - 1) > ROUNDING:
+            # From 1 / (2 · ROUNDING) steps on, half a step is less than `ROUNDING`.
+            most = math.floor(2 * ROUNDING * exact * batch)
+            least = found.compute / (2 * ROUNDING * exact * batch)
+            fix = (
+                f"set `training.batch: {most}` or less" if most else f"start `frontier.flops` at {least:.2g}"
+            )
+            raise SpecError(
+                f"`frontier.flops` {found.compute:g} gives L{found.shape.depth}-d{found.shape.width} {exact:.3g} steps "
+                f"of {batch} × {self.training.context}, which in whole steps miss it by more than 1 %; for equal "
+                f"FLOPs, {fix}."
+            )
+        return (steps,)
+
+    def _exact_steps(self, found: FrontierShape) -> float:
+        """The steps, with a fraction, that spend the compute of a shape of `frontier.flops`."""
+        training = self.training
+        counted = family(training.network).flops(found.shape, self.recipe_of(1), self.data.vocabulary_size)
+        return (found.compute or 0.0) / (counted.training * training.batch * training.context)
+
+    def _check_flops(self) -> None:
+        """Raise a `ValueError` if the steps of `frontier.flops` are given elsewhere, or are too few to be whole."""
+        training, search = self.training, self.search
+        if given := [
+            f"`training.{name}`" for name in ("steps", "tokens") if getattr(training, name) is not None
+        ]:
+            raise ValueError(
+                f"{given[0]} has the length of every cell, which follows from `frontier.flops`; take one of them out"
+            )
+        if not search.is_grid:
+            raise ValueError(
+                f"`frontier.flops` compares depths by the least loss over their sizes, and `search.sampler: "
+                f"{search.sampler}` chooses among shapes of equal N; set `search.sampler: grid`"
+            )
+        if self.sensitivity is not None:
+            raise ValueError(
+                "`sensitivity` trains shapes next to crossings in N, and `frontier.flops` compares depths at equal "
+                "FLOPs; take `sensitivity` out, and set `search.lr_factors: [0.5, 1, 2]` for other learning rates"
+            )
+        self.frontier.check_depths(self._ratio)
+        # The fewest first, whose fix holds for all.
+        for found in sorted(self.shapes, key=self._exact_steps):
+            self.step_counts(found)
 
     def to_yaml(self) -> str:
         """Return the spec as YAML with all defaults; `load_spec` reads it back unchanged."""
@@ -120,7 +213,12 @@ class StudySpec(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         training, search = self.training, self.search
-        family(training.network).check(self.recipe)
+        if self.frontier.flops is not None:
+            self._check_flops()
+        network, recipe = family(training.network), self.recipe
+        network.check(recipe)
+        for one in self.shapes:
+            network.check_shape(one.shape, recipe)
         # Case does not count: on some file systems `Data` is the folder `data`.
         if self.name.lower() in RESERVED:
             raise ValueError(
@@ -140,8 +238,13 @@ class StudySpec(Section):
                 f"{len(search.lr_factors)} per shape; take `sensitivity` out, or keep one factor"
             )
         if isinstance(training.lr, TableRate):
-            for found in shapes(self.frontier):
+            for found in self.shapes:
                 training.lr.rate(found.shape)
+        if training.has_levels and not search.is_grid:
+            raise ValueError(
+                f"`training.tokens` has several numbers, and `search.sampler: {search.sampler}` chooses among cells of "
+                "equal tokens; set `search.sampler: grid`, or give one number"
+            )
         if isinstance(search, CrossingSection):
             search.check(self.frontier, training)
         count = sum(spec.cell_bound for spec in studies(self))
@@ -151,12 +254,25 @@ class StudySpec(Section):
     @property
     def cell_bound(self) -> int:
         """Number of cells that the plan lists or the search may add."""
-        shape_count, seed_count = len(shapes(self.frontier)), len(self.training.seed_values)
+        shape_count, seed_count = len(self.shapes), len(self.training.seed_values)
         if isinstance(self.search, CrossingSection):
             seed_count = self.search.most_seeds(self.training)
             if self.search.new_budgets != "none":
                 shape_count += len(added_shapes(self.frontier))
-        return shape_count * seed_count * len(self.search.lr_factors)
+        levels = len(self.training.tokens) if isinstance(self.training.tokens, tuple) else 1
+        return shape_count * levels * seed_count * len(self.search.lr_factors)
+
+
+def _even_heads(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section `frontier` with a step of widths that gives the heads of a rotary family an even width."""
+    frontier, training = values.get("frontier"), values.get("training")
+    network = training.get("network") if isinstance(training, Mapping) else None
+    if not isinstance(frontier, Mapping) or network not in family_names() or not family(network).is_rotary:
+        return {}
+    heads = frontier.get("heads", HEADS)
+    if frontier.get("head_dim") is not None or "width_multiple" in frontier or not isinstance(heads, int):
+        return {}
+    return {"frontier": {**frontier, "width_multiple": 2 * heads}}
 
 
 def members(spec: StudySpec) -> dict[int | float | str, StudySpec]:
@@ -172,7 +288,7 @@ def members(spec: StudySpec) -> dict[int | float | str, StudySpec]:
             "another section, such as `training.tokens`"
         )
     texts = [value if isinstance(value, str) else f"{value:g}".replace("+", "") for value in values]
-    files = [Path(text).name for text in texts] if key.endswith(".path") else []
+    files = [Path(text).name for text in texts] if key.split(".")[-1] in yaml_file.PATHS else []
     slugs = [_slug(text) for text in (files if len({*files}) == len(texts) else texts)]
     if len(set(slugs)) < len(slugs):
         raise ValueError(f"`vary.{key}` needs a name of its own for each study, and has {some(slugs)}")
@@ -211,7 +327,7 @@ def load_spec(source: str, overrides: Sequence[str] = (), results: Path | None =
     replaces `heads`, and so on. A preset takes precedence over a file of the same name; write `./quickstart` for the
     file.
 
-    A relative `data.path` starts from the folder of its YAML file, or from the working folder in an override. The
+    A relative path of the data starts from the folder of its YAML file, or from the working folder in an override. The
     returned spec has absolute paths.
 
     Raises:

@@ -1,5 +1,6 @@
 """The section `training`: how every cell is trained."""
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from analysis.numbers import listed
 from study.errors import SpecError
 from study.spec.section import Depth, Distinct, Section, Seed, Size, Width
 from trainables.cell import Base, Precision, Recipe, RecipeFields, Shape
@@ -100,6 +102,20 @@ class BaseSection(Section):
     """its width; mup and completep follow the width from here"""
 
 
+#: The keys of which one says how long a cell is trained.
+LENGTHS = ("steps", "tokens", "tokens_per_parameter")
+#: Largest relative distance of whole steps from the tokens that `tokens_per_parameter` asks for. Two cells then differ
+#: by 2 % at most, within which `analysis.runs.tokens` takes them for one number of tokens per parameter.
+ROUNDING = 0.0099
+
+#: Least ratio of two numbers of `tokens`, so that `--tokens` names one of them (`analysis.runs.tokens.NEAR_LEVEL`).
+APART = 1.05
+
+_Tokens = Annotated[Size, Field(ge=1, le=1e18)]
+TokenCounts = Annotated[
+    Annotated[_Tokens, Tag("number")] | Annotated[Distinct[_Tokens], Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "number"),
+]
 Seeds = Annotated[
     Annotated[int, Field(ge=1, le=10_000), Tag("count")] | Annotated[Distinct[Seed], Tag("list")],
     Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "count"),
@@ -115,8 +131,12 @@ class TrainingSection(Section, RecipeFields):
     """sequences of one step, over all ranks"""
     context: int = Field(default=128, ge=2, le=100_000_000)
     """tokens of a sequence, T"""
-    tokens: Annotated[Size, Field(ge=1, le=1e18)] | None = None
-    """instead of steps: training tokens, in whole steps; without both, 20 times the largest budget"""
+    tokens: TokenCounts | None = None
+    """instead of steps: training tokens, in whole steps; a list trains each shape at every one of them, and one is
+    compared (`--tokens`). Without these three, 20 times the largest budget"""
+    tokens_per_parameter: float | None = Field(default=None, gt=0, le=1e6)
+    """instead of steps: training tokens over the N = 12·L·d² of each shape itself, in whole steps; larger shapes train
+    longer, and all answers hold at this number of tokens per parameter"""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     """of AdamW"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -129,11 +149,54 @@ class TrainingSection(Section, RecipeFields):
     """how many (0, 1, …), or which"""
 
     @property
-    def step_count(self) -> int:
-        """Optimizer steps of a cell."""
+    def _fixed_steps(self) -> tuple[int, ...]:
+        """The steps that do not depend on the shape, ascending."""
         if self.steps is not None:
-            return self.steps
-        return max(1, round((self.tokens or 0) / (self.batch * self.context)))
+            return (self.steps,)
+        tokens = self.tokens if isinstance(self.tokens, tuple) else (self.tokens or 0,)
+        return tuple(sorted(max(1, round(one / (self.batch * self.context))) for one in tokens))
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether every shape is trained for several numbers of tokens."""
+        return isinstance(self.tokens, tuple) and len(self.tokens) > 1
+
+    def step_counts(self, shape: Shape) -> tuple[int, ...]:
+        """Optimizer steps of the cells of this shape, ascending: one number, or one per number of `tokens`.
+
+        Raises:
+            SpecError: whole steps miss `tokens_per_parameter` by more than `ROUNDING`.
+        """
+        if self.tokens_per_parameter is None:
+            return self._fixed_steps
+        tokens = self.tokens_per_parameter * shape.budget_params
+        wanted = tokens / (self.batch * self.context)
+        steps = max(1, round(wanted))
+        if abs(steps / wanted - 1) > ROUNDING:
+            # From 1 / (2 · ROUNDING) steps on, half a step is less than `ROUNDING`.
+            most = math.floor(2 * ROUNDING * tokens / self.context)
+            least = math.ceil(self.context / (2 * ROUNDING * shape.budget_params))
+            fix = f"set `training.batch: {most}` or less"
+            if not most:
+                fix = f"set `training.batch: 1` and `training.tokens_per_parameter: {least}` or more, or leave out the "
+                fix += "smallest sizes"
+            raise SpecError(
+                f"`training.tokens_per_parameter` {self.tokens_per_parameter:g} gives L{shape.depth}-d{shape.width}, "
+                f"N = {shape.budget_params:,}, {tokens:,.10g} tokens, which are {wanted:.3g} steps of {self.batch} × "
+                f"{self.context}: with whole steps it would have another number of tokens per parameter than the "
+                f"others. For the same, {fix}."
+            )
+        return (steps,)
+
+    @property
+    def length(self) -> int | str:
+        """What decides how long the cells of a study are trained: their steps, or a rule such as `20 N` tokens.
+
+        A list of `tokens` is `several`, so that a study keeps its protocol when a number is added.
+        """
+        if self.tokens_per_parameter is not None:
+            return f"{self.tokens_per_parameter:.12g} N"
+        return "several" if isinstance(self.tokens, tuple) else self._fixed_steps[0]
 
     @property
     def seed_values(self) -> tuple[int, ...]:
@@ -153,17 +216,18 @@ class TrainingSection(Section, RecipeFields):
             shape = Shape(depth=self.base.depth, width=self.base.width, heads=1)
         return self.lr.rate(shape)
 
-    def recipe(self, precision: Precision, head_width: float) -> Recipe:
-        """Return the recipe that all cells of a study share.
+    def recipe(self, steps: int, precision: Precision, head_width: float) -> Recipe:
+        """Return the recipe of a cell; those of a study differ in their steps alone.
 
         Args:
+            steps: optimizer steps of the cell.
             precision: the precision that replaces `auto`.
             head_width: width of one head of the base shape.
         """
         shared = {name: getattr(self, name) for name in RecipeFields.model_fields}
         return Recipe(
             **shared,
-            steps=self.step_count,
+            steps=steps,
             beta1=self.betas[0],
             beta2=self.betas[1],
             precision=precision,
@@ -172,8 +236,15 @@ class TrainingSection(Section, RecipeFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.steps is not None and self.tokens is not None:
-            raise ValueError("give exactly one of `steps` and `tokens`; both are given")
+        given = [f"`{name}`" for name in LENGTHS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give exactly one of {listed(given)}, not several")
+        for low, high in itertools.pairwise(self._fixed_steps):
+            if high < APART * low:
+                raise ValueError(
+                    f"`tokens` has two numbers nearer to each other than {APART - 1:.0%}, {low:,} and {high:,} steps "
+                    f"of {self.batch} × {self.context}; take one of them out"
+                )
         if self.optimizer == "muon" and isinstance(self.lr, WidthRate):
             raise ValueError(
                 "`optimizer: muon` needs no rate by width, because its steps have the same size in every shape; use "

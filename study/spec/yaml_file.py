@@ -16,10 +16,13 @@ import yaml
 from study.errors import SpecError
 from study.spec.messages import show
 from study.spec.search import SECTIONS, search_tag
-from trainables.data.kind import KINDS
+from study.spec.training import LENGTHS
+from trainables.data.kind import KINDS, TOKENIZERS, TextData
 from trainables.errors import did_you_mean, shortened
 
 PRESETS = Path(__file__).parent.parent / "presets"
+#: Keys of the data that are paths; a tokenizer may also be one of `TOKENIZERS`.
+PATHS = frozenset(("path", "validation_path", "tokenizer"))
 #: The spec of a study in its folder, and that of a series in the folder of its page.
 SPEC, SERIES = "spec.yaml", "series.yaml"
 #: The longest spec that makes sense is a table of 10,000 learning rates.
@@ -28,12 +31,17 @@ MOST_BYTES = 2_000_000
 MOST_LEVELS = 50
 #: Setting the key on the left removes the keys on the right: they exclude one another, or belong to what was replaced.
 _REPLACES: dict[str, tuple[str, ...]] = {
-    "training.steps": ("training.tokens",),
-    "training.tokens": ("training.steps",),
+    "data.validation_path": ("data.validation_fraction",),
+    "data.validation_fraction": ("data.validation_path",),
+    **{
+        f"training.{name}": tuple(f"training.{other}" for other in LENGTHS if other != name)
+        for name in LENGTHS
+    },
     "frontier.heads": ("frontier.head_dim",),
     "frontier.head_dim": ("frontier.heads",),
-    "frontier.budgets": ("frontier.widths",),
-    "frontier.widths": ("frontier.budgets", "frontier.depths"),
+    "frontier.budgets": ("frontier.widths", "frontier.flops", "frontier.spread"),
+    "frontier.widths": ("frontier.budgets", "frontier.depths", "frontier.flops", "frontier.spread"),
+    "frontier.flops": ("frontier.budgets", "frontier.widths", "training.steps", "training.tokens"),
 }
 _TAG = "tag:yaml.org,2002:"
 
@@ -209,16 +217,28 @@ def _drop_replaced(result: dict[str, Any], changes: dict[str, Any]) -> None:
     there = KINDS.get(str(changes.get("data.kind")))
     if here and there and here is not there:
         # Kinds of text share tokenizer and limits. The `vocabulary` of the grammar is not that of a tokenizer.
-        are_text = "tokenizer" in here.model_fields and "tokenizer" in there.model_fields
+        are_text = issubclass(here, TextData) and issubclass(there, TextData)
         result["data"] = {k: v for k, v in data.items() if are_text and k in there.model_fields}
     if changes.get("training.lr.rule") not in (None, _section(training, "lr").get("rule")):
         _section(training, "lr").clear()
     if (sampler := changes.get("search.sampler")) is not None and search:
         kept = SECTIONS[search_tag({"sampler": sampler})].model_fields
         result["search"] = {key: value for key, value in search.items() if key in kept}
-    gone = [old for key, value in changes.items() if value is not None for old in _REPLACES.get(key, ())]
-    if changes.get("data.tokenizer") == "bytes":
-        gone.append("data.vocabulary")
+    heads = _section(result, "frontier")
+    have_own_width = {f"frontier.{name}" for name in ("heads", "head_dim") if heads.get(name) is not None}
+    gone = [
+        old
+        for key, value in changes.items()
+        for old in _REPLACES.get(key, ())
+        # A document with heads of their own width has both keys, and keeps them.
+        if value is not None and not {key, old} <= have_own_width
+    ]
+    if (tokenizer := changes.get("data.tokenizer")) is not None:
+        # Each tokenizer of a file has its own size.
+        if tokenizer != "bpe" or data.get("tokenizer", "bytes") not in TOKENIZERS:
+            gone.append("data.vocabulary")
+        if tokenizer in TOKENIZERS:
+            gone.append("data.end_of_text")
     for section, _, name in (key.partition(".") for key in gone if key not in changes):
         _section(result, section).pop(name, None)
 
@@ -251,16 +271,16 @@ def _assign(result: dict[str, Any], key: str, value: Any) -> None:
 
 
 def resolve_relative_paths(raw: dict[str, Any], folder: Path) -> None:
-    """Make relative `data.path`s of a document absolute, also in a mixture and in `vary`.
+    """Make relative paths of the data (`PATHS`) absolute, also in a mixture and in `vary`.
 
     Paths that start with `~` stay as they are. Values of a wrong type are left for the checks of the spec.
     """
     vary, data = _section(raw, "vary"), _section(raw, "data")
     for key in vary:
-        if str(key).endswith(".path"):
+        if str(key).split(".")[-1] in PATHS:
             vary[key] = _from(folder, vary[key])
-    if "path" in data:
-        data["path"] = _from(folder, data["path"])
+    for key in PATHS.intersection(data):
+        data[key] = _from(folder, data[key])
     parts = data.get("parts")
     for part in parts if isinstance(parts, list) else ():
         if isinstance(part, dict):
@@ -270,7 +290,7 @@ def resolve_relative_paths(raw: dict[str, Any], folder: Path) -> None:
 def _from(folder: Path, path: Any) -> Any:
     if isinstance(path, list):
         return [_from(folder, one) for one in path]
-    if not isinstance(path, str) or not path or path.startswith("~") or Path(path).is_absolute():
+    if not isinstance(path, str) or path in ("", *TOKENIZERS) or path[0] == "~" or Path(path).is_absolute():
         return path
     # A `[` in the name of the folder is not part of a pattern.
     # `Path.exists` raises an error if the name is too long for the system.

@@ -1,6 +1,8 @@
 """The command as a user meets it: what it prints, where, and with which exit status."""
 
+import io
 import json
+import math
 import re
 import shlex
 import shutil
@@ -10,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import study.run.runner
@@ -138,6 +141,37 @@ def test_report_of_a_table_is_written_where_asked_and_its_path_printed_as_it_is(
     assert (status, err) == (0, "")
     assert "Report: [red]there[x]/report.html" in out
     assert (tmp_path / "[red]there[x]" / "fit.json").is_file()
+
+
+def test_fit_in_bits_per_byte_and_what_follows_from_it(command, tmp_path):
+    frame = pd.read_csv(io.StringIO(foreign_runs("val_loss")))
+    bits = frame.assign(val_bpb=frame["val_loss"] / math.log(2) / 4)
+    path = table(tmp_path, bits.to_csv(index=False))
+    status, _, err = command("fit", path, "--unit", "bpb")
+    assert status == 2
+    assert "--column bits_per_byte=HEADING" in err
+    named = ("--column", "bits_per_byte=val_bpb")
+    nats = json.loads(command("fit", path, *named, "--json")[1])
+    status, out, err = command("fit", path, *named, "--unit", "bpb", "--out", "fit.json")
+    assert (status, err) == (0, "")
+    assert "bits per byte" in out
+    assert f"{frame['val_loss'].min():.4f} nats per token" in out
+    document = json.loads((tmp_path / "fit.json").read_text())
+    assert (nats["unit"], document["unit"]) == ("nats per token", "bits per byte")
+    for one, other in zip(nats["crossings"], document["crossings"], strict=True):
+        assert one["params"] == other["params"]
+        assert one["params_interval"] == other["params_interval"]
+    assert document["best"][0]["loss"] == pytest.approx(nats["best"][0]["loss"] / math.log(2) / 4)
+    (shape,) = json.loads(command("recommend", "--fit", "fit.json", "1e6", "--json")[1])
+    assert shape["unit"] == "bits per byte"
+    assert shape["near_optimal"]["within"] == pytest.approx(0.005 / math.log(2) / 4)
+    (wide,) = json.loads(command("recommend", "--fit", "fit.json", "1e6", "--within", "0.01", "--json")[1])
+    assert wide["near_optimal"]["within"] == pytest.approx(0.01)
+    out = command("recommend", "--fit", "fit.json", "1e6", "--within", "0.01")[1]
+    assert "within 0.01 bits per byte" in out
+    assert "nats" not in out
+    assert command("report", path, *named, "--unit", "bpb", "--out", "page")[0] == 0
+    assert json.loads((tmp_path / "page" / "fit.json").read_text())["unit"] == "bits per byte"
 
 
 def test_fit_of_the_rows_with_one_value(command, tmp_path):
@@ -458,6 +492,12 @@ def outcome(monkeypatch, **changes):
         return Summary(recorder=None, copy=None, **values)
 
     monkeypatch.setattr(study.run.runner, "run_study", run_study)
+
+
+def test_a_run_ends_with_the_commands_for_its_trackers(command, monkeypatch):
+    outcome(monkeypatch, fit=None, hints=(("TensorBoard: ", "tensorboard --logdir 'a [b]/tensorboard'"),))
+    _, out, _ = command("run", "quickstart")
+    assert after("TensorBoard: ", out) == ["tensorboard", "--logdir", "a [b]/tensorboard"]
 
 
 ODD = ["data.path=['a [b].txt','it''s.txt']", "data.validation_tokens=100", "frontier.depths=[1, 2]"]

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 import study.commands.run
-import study.tracking.mlflow_mirror
+import study.tracking.targets
 from study.plan.plan import make_plan
 from study.spec.recorded import differences
 from study.spec.study import load_spec
@@ -56,7 +56,7 @@ def test_each_verb_takes_the_name_of_a_study(command, mine, monkeypatch, tmp_pat
     monkeypatch.setattr(study.commands.run, "run_one", lambda spec, *_: (taken.append(spec), ({}, False))[1])
     assert command("run", "mine")[0] == 0
     monkeypatch.setattr(
-        study.tracking.mlflow_mirror, "mirror_study", lambda spec, _: (taken.append(spec), "sent")[1]
+        study.tracking.targets, "mirror_study", lambda spec, _: (taken.append(spec), "sent")[1]
     )
     assert command("mirror", "mine")[0] == 0
     monkeypatch.setattr("study.commands.plan.make_plan", lambda spec: (taken.append(spec), 1 / 0)[1])

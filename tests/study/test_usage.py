@@ -60,6 +60,7 @@ def test_the_nearest_command_is_proposed_whole_and_is_accepted(command, argument
         (["plan", "quickstart", "--hours", "3"], ["option of `init`", "interplay plan --help"]),
         (["plan", "quickstart", "--bogus"], ["no option --bogus"]),
         (["cluster", "check"], ["'FILE'", "interplay cluster check --help"]),
+        (["fit", "runs.csv", "--unit", "bits"], ["--unit bits: 'bits' is not one of 'nats', 'bpb'"]),
     ],
 )
 def test_wrong_arguments_are_one_line_with_the_help_of_the_verb(command, arguments, words):

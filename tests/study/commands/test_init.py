@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -116,18 +117,24 @@ def test_where_no_study_fits_the_smallest_is_written_and_its_time_is_said(comman
     assert plan.misses == ()
 
 
-def test_every_study_that_can_be_written_has_each_depth_at_each_size_and_takes_longer_than_the_one_before():
-    choices = module.sizes()
+@pytest.mark.parametrize("network", ["gpt2", "llama"])
+def test_every_study_that_can_be_written_has_each_depth_at_each_size_and_takes_longer_than_the_one_before(
+    network,
+):
+    choices = module.sizes(network)
+    spent = []
     for size in choices:
         frontier = FrontierSection(
             budgets=yaml.safe_load(size.budgets_yaml),
             depths=size.depths,
             heads=size.heads,
             tolerance=size.tolerance,
+            width_multiple=1 if network == "gpt2" else 2 * size.heads,
         )
         assert list(misses(frontier)) == [], size
         assert len(shapes(frontier)) == module.POINTS * len(size.depths)
-    cost = [size.seeds * len(size.depths) * size.tokens * sum(size.budgets) for size in choices]
+        spent.append(sum(frontier.budget_values))
+    cost = [s.seeds * len(s.depths) * s.tokens * params for s, params in zip(choices, spent, strict=True)]
     assert cost[:7] == sorted(cost[:7])
     assert choices[0].largest == max(load_spec("quickstart").frontier.budget_values)
 
@@ -174,3 +181,14 @@ def test_a_wrong_option_writes_nothing(command, tmp_path, arguments, said):
     assert said in err
     assert [path.name for path in tmp_path.iterdir()] == ["taken.yaml"]
     assert (tmp_path / "taken.yaml").read_text() == "mine: 1"
+
+
+def test_the_network_is_in_the_file_and_in_the_command_that_wrote_it(command):
+    assert command("init", "mine", "--network", "qwen3", "--hours", "0.1", "--device", "cpu")[0] == 0
+    spec = load_spec("mine.yaml")
+    assert (spec.training.network, spec.frontier.width_multiple) == ("qwen3", 4)
+    assert make_plan(spec).misses == ()
+    assert "--network qwen3" in Path("mine.yaml").read_text()
+    status, _, err = command("init", "other", "--network", "qwen4")
+    assert status == 2
+    assert "did you mean `qwen3`" in err

@@ -175,6 +175,11 @@ def test_a_plan_of_one_depth_is_refused():
         power_of(planned("frontier.depths=[2]"))
 
 
+def test_a_plan_at_equal_flops_is_refused():
+    with pytest.raises(SpecError, match=r"give `frontier\.budgets`"):
+        power_of(planned("frontier.flops=[4e9, 8e9]", "training.batch=2"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

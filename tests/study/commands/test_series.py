@@ -7,6 +7,8 @@ import shlex
 
 import pytest
 
+from analysis.runs.bytes import NoBytesError
+from analysis.units import bits_per_byte
 from study.commands.series import write_page
 from study.plan.plan import make_plan
 from study.spec.study import load_spec, members
@@ -27,8 +29,8 @@ def loss(planned, crossing):
     return 2.0 - 0.1 * distance + (0.05 * distance if shallow else 0.0) + 0.002 * planned.cell.seed
 
 
-def leave_rows(folder, *overrides, value=loss):
-    """Rows of every member, as runs without MLflow would leave them."""
+def leave_rows(folder, *overrides, value=loss, sizes=None):
+    """Rows of every member, as runs without MLflow would leave them; `sizes` are bytes per token by value."""
     spec = load_spec(SMALL, [VARY, "frontier.depths=[1, 2]", *overrides])
     for varied, one in members(spec).items():
         plan = make_plan(one)
@@ -37,9 +39,16 @@ def leave_rows(folder, *overrides, value=loss):
                 Row(
                     cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done",
                     ended=rank + 1.0, loss=value(planned, CROSSING[varied]), measures={"accuracy": 0.5},
+                    bits_per_byte=bits_per_byte(value(planned, CROSSING[varied]), (sizes or {}).get(varied)),
                 )
             )  # fmt: skip
     return spec
+
+
+def test_a_series_in_bits_per_byte_needs_the_bytes_of_every_member(tmp_path):
+    spec = leave_rows(tmp_path, sizes={300: 2.0})
+    with pytest.raises(NoBytesError, match="small-steps-1200"):
+        write_page(spec, tmp_path, tmp_path / "page", renew=False, unit="bpb")
 
 
 def test_members_are_studies_that_differ_in_the_key_alone():
@@ -74,7 +83,7 @@ def test_any_key_with_a_single_value_is_varied(key, values, read):
 
 def test_a_key_replaces_what_it_excludes():
     spec = load_spec(SMALL, ["vary={training.tokens: [1e5, 1e6]}"])
-    assert [one.training.step_count for one in members(spec).values()] == [98, 977]
+    assert [one.training.length for one in members(spec).values()] == [98, 977]
     assert [one.name for one in members(spec).values()] == ["small-tokens-100000", "small-tokens-1e06"]
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from study.plan.plan import Plan, make_plan
 from study.plan.prices import gpu_price, money
 from study.plan.table import plan_table, search_notes
 from study.spec.devices import DEVICES, usable_memory
+from study.spec.frontier import FrontierShape
 from study.spec.study import load_spec
 from tests.study.plan.test_layouts import assert_named
 from tests.study.small import SMALL
+from trainables.cell import Shape
 from trainables.model.counts import memory
 from trainables.model.family import family
 
@@ -575,3 +578,199 @@ def test_fp32_on_a_cpu_is_not_noted() -> None:
     assert not [
         note for note in make_plan(load_spec(SMALL, ["training.precision=fp32"])).notes if "fp32" in note
     ]
+
+
+# Tokens per parameter
+
+BY_RATIO = ("training.tokens_per_parameter=20", "training.batch=4")
+
+
+def test_each_shape_trains_on_its_own_multiple_of_its_parameters_within_half_a_step() -> None:
+    plan = plan_of(SMALL, *BY_RATIO)
+    half_a_step = 4 * 64 / 2
+    assert all(abs(p.tokens - 20 * p.cell.shape.budget_params) <= half_a_step for p in plan.cells)
+    assert len({p.cell.recipe.steps for p in plan.cells}) > 5
+    assert plan.tokens == sum(p.tokens for p in plan.cells)
+    assert all(p.flops / p.tokens == pytest.approx(p.flops / p.cell.recipe.tokens) for p in plan.cells)
+    assert plan.planner.epochs == max(p.cell.recipe.steps for p in plan.cells) * 4 / plan.planner.windows
+
+
+def test_a_cell_by_tokens_per_parameter_is_the_cell_of_as_many_steps() -> None:
+    plan = plan_of(SMALL, *BY_RATIO)
+    for planned in (plan.cells[0], plan.cells[-1]):
+        fixed = plan_of(SMALL, f"training.steps={planned.cell.recipe.steps}", "training.batch=4")
+        same = fixed.by_key(planned.cell.key)
+        assert same is not None
+        assert (same.seconds, same.flops, same.layout) == (planned.seconds, planned.flops, planned.layout)
+
+
+def test_the_protocol_of_a_study_by_tokens_per_parameter_has_the_ratio_and_not_the_largest_size() -> None:
+    plan = plan_of(SMALL, *BY_RATIO)
+    assert plan_of(SMALL, *BY_RATIO, "frontier.budgets.max=50k").protocol == plan.protocol
+    assert plan_of(SMALL, "training.tokens_per_parameter=21", BY_RATIO[1]).protocol != plan.protocol
+
+
+def test_the_table_of_unequal_tokens_has_those_of_each_shape_and_both_ends_and_small_cells_are_noted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = plan_of(SMALL, *BY_RATIO)
+    Console(width=400).print(plan_table(plan))
+    shown = capsys.readouterr().out
+    assert "30,720 to 492k training tokens per cell (20 per parameter" in shown
+    assert "492k 98.7G" in shown
+    assert any(note.startswith("120 steps: ") and "`training.batch: 2`" in note for note in plan.notes)
+    smaller = plan_of(SMALL, BY_RATIO[0], "training.batch=2")
+    assert min(p.cell.recipe.steps for p in smaller.cells) >= 200
+    assert not any("warm-up" in note for note in smaller.notes)
+
+
+def test_searches_plan_cells_by_tokens_per_parameter() -> None:
+    crossing = plan_of(SMALL, *BY_RATIO, "search={sampler: crossing, max_cells: 10}")
+    ratios = [p.tokens / p.cell.shape.budget_params for p in crossing.pool]
+    assert ratios == pytest.approx([20] * len(ratios), rel=0.01)
+    assert crossing.tokens == sum(sorted((p.tokens for p in crossing.pool), reverse=True)[:10])
+    frontier = plan_of(SMALL, *BY_RATIO, "search={sampler: frontier, candidates: 1}")
+    assert frontier.tokens == pytest.approx(sum(p.tokens for p in frontier.cells) / 3)
+
+
+def test_the_tokens_of_a_search_with_a_limit_of_flops_are_those_of_its_cells_if_all_are_equal() -> None:
+    plan = plan_of(SMALL, "search={sampler: crossing, max_flops: 1e12}")
+    assert 0 < plan.cell_count < len(plan.pool)
+    assert plan.tokens == plan.cell_count * plan.planner.recipe.tokens
+
+
+# Several numbers of tokens
+
+
+LEVELS = "training.tokens=[200k, 400k, 800k]"
+
+
+def test_several_numbers_of_tokens_give_a_cell_for_each_shape_number_and_seed_each_that_of_a_study_of_its_own() -> (
+    None
+):
+    plan = plan_of(SMALL, LEVELS)
+    assert len(plan.cells) == plan.cell_count == 3 * 45
+    assert sorted({p.cell.recipe.steps for p in plan.cells}) == [195, 391, 781]
+    assert len({p.title for p in plan.cells}) == len(plan.cells)
+    assert plan.tokens == sum(p.tokens for p in plan.cells) == 45 * (195 + 391 + 781) * 1024
+    order = [(p.budget, p.cell.shape.depth, p.tokens, p.cell.seed) for p in plan.cells]
+    assert order == sorted(order)
+    one = plan_of(SMALL, "training.tokens=400k")
+    assert {p.cell.key for p in one.cells} <= {p.cell.key for p in plan.cells}
+    assert plan.planned("L2-d16-s1 400k tokens").cell == one.planned("L2-d16-s1").cell
+    with pytest.raises(SpecError, match="3 cells") as refused:
+        plan.planned("L2-d16-s1")
+    assert f"{one.planned('L2-d16-s1').cell.key} (L2-d16-s1 400k tokens)" in str(refused.value)
+
+
+def test_the_protocol_stays_when_a_number_of_tokens_is_added() -> None:
+    assert plan_of(SMALL, LEVELS).protocol == plan_of(SMALL, "training.tokens=[200k, 400k]").protocol
+    assert plan_of(SMALL, LEVELS).protocol != plan_of(SMALL, "training.tokens=400k").protocol
+
+
+def test_the_table_has_a_line_for_each_shape_and_number_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(width=400).print(plan_table(plan_of(SMALL, LEVELS)))
+    shown = capsys.readouterr().out
+    assert "200k, 400k and 800k training tokens per cell" in shown
+    assert shown.count("L4 d22 h2") == 3
+
+
+# Equal FLOPs
+
+AT_FLOPS = ("frontier.flops=[2e9, 8e9, 32e9]", "training.batch=4", "frontier.tolerance=0.25")
+
+
+def test_every_cell_spends_its_compute_within_a_percent_by_the_exact_flops_of_its_shape() -> None:
+    plan = plan_of(SMALL, *AT_FLOPS)
+    assert {p.compute for p in plan.cells} == {2e9, 8e9, 3.2e10}
+    for planned in plan.cells:
+        cell = planned.cell
+        per_token = family("gpt2").flops(cell.shape, cell.recipe, plan.vocabulary).training
+        assert planned.flops == per_token * cell.recipe.tokens == pytest.approx(planned.compute, rel=0.01)
+        assert planned.row()["compute"] == planned.compute
+    assert "compute" not in plan_of(SMALL).cells[0].row()
+    assert plan.tokens == sum(p.tokens for p in plan.cells)
+    assert plan.planner.recipe.steps == max(p.cell.recipe.steps for p in plan.cells)
+
+
+def test_a_shape_at_several_computes_has_a_cell_of_each_with_a_name_and_cost_of_its_own() -> None:
+    plan = plan_of(SMALL, *AT_FLOPS)
+    shapes = [p.cell.shape for p in plan.cells if p.cell.seed == 0]
+    assert len(set(shapes)) < len(shapes)
+    assert len({p.cell.key for p in plan.cells}) == len({p.title for p in plan.cells}) == len(plan.cells)
+    several = [p for p in plan.cells if shapes.count(p.cell.shape) > 1 and p.cell.seed == 0]
+    for one in several:
+        alone = plan_of(SMALL, f"training.steps={one.cell.recipe.steps}", "training.batch=4")
+        same = alone.planner.cell(FrontierShape(one.budget, one.cell.shape), 1.0, 0)
+        assert (same.cell, same.flops, same.seconds) == (one.cell, one.flops, one.seconds)
+    order = [(p.compute, p.budget, p.cell.shape.depth, p.cell.seed) for p in plan.cells]
+    assert order == sorted(order)
+
+
+def test_the_protocol_at_equal_flops_has_the_rule_and_neither_flops_nor_sizes() -> None:
+    plan = plan_of(SMALL, *AT_FLOPS)
+    more = ("frontier.flops=[2e9, 8e9]", "frontier.spread=[0.5, 1, 2]", "training.tokens_per_parameter=10")
+    assert plan_of(SMALL, *AT_FLOPS, *more).protocol == plan.protocol
+    assert plan.protocol not in (plan_of(SMALL).protocol, plan_of(SMALL, *BY_RATIO).protocol)
+
+
+def test_the_table_at_equal_flops_has_a_block_for_each_compute(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of(SMALL, *AT_FLOPS)
+    Console(width=400).print(plan_table(plan))
+    shown = capsys.readouterr().out
+    assert "compute" in shown.splitlines()[2]
+    assert "budget" not in shown
+    assert [line.split()[0] for line in shown.splitlines() if re.match(r" *[\d.]+e\d+ +L", line)] == [
+        "2e9",
+        "8e9",
+        "3.2e10",
+    ]
+    assert "equal FLOPs: 2e9 to 3.2e10" in shown
+    assert plan.to_json()["cells"][0]["compute"] == 2e9
+
+
+# Networks
+
+
+def notes(*overrides: str) -> str:
+    return "\n".join(plan_of("llama-text", *overrides).notes)
+
+
+def test_a_plan_names_the_network_and_weights_that_n_does_not_count() -> None:
+    assert "network: Llama, tied embeddings" in notes()
+    assert "d²" not in notes()
+    assert "a layer has 14.5·d² weights" in notes("frontier.d_ff=3.5")
+    assert "network: Qwen3, untied embeddings, rotary base 500000" in notes(
+        "training.network=qwen3", "training.embeddings=untied", "training.rope_theta=500_000"
+    )
+
+
+def test_a_grammar_with_fixed_positions_is_flagged_for_rotary_families_alone() -> None:
+    def is_flagged(*overrides: str) -> bool:
+        return any("rotary" in note for note in plan_of("quickstart", *overrides).notes)
+
+    rotary = ["frontier.width_multiple=4", "frontier.tolerance=0.6"]
+    assert is_flagged("training.network=llama", *rotary)
+    assert not is_flagged()
+    assert "rotary positions do not show" not in notes()
+
+
+def test_options_of_a_network_are_columns_of_its_cells_and_of_no_others() -> None:
+    row = plan_of("llama-text", "frontier.kv_heads=1", "training.embeddings=untied").cells[0].row()
+    assert (row["network"], row["kv_heads"], row["embeddings"]) == ("llama", 1, "untied")
+    assert not {"network", "kv_heads", "head_dim", "d_ff", "embeddings", "rope_theta"} & set(
+        plan_of("quickstart").cells[0].row()
+    )
+    exact = family("llama").parameters(
+        Shape(depth=1, width=32, heads=2, kv_heads=1), plan_of("llama-text").planner.recipe, 257
+    )
+    assert row["total_params"] == exact.total + 257 * 32
+
+
+def test_a_depth_with_too_few_sizes_at_a_compute_is_noted() -> None:
+    few = plan_of(SMALL, *AT_FLOPS[:2], "frontier.tolerance=0.05", "training.seeds=1")
+    sizes = [(p.compute, p.cell.shape.depth) for p in few.cells]
+    short = {place for place in sizes if sizes.count(place) < 3}
+    noted = [note for note in few.notes if "a least loss inside its sizes needs 3" in note]
+    assert len(noted) == len(short) > 0
+    assert not any("needs 3" in note for note in plan_of(SMALL, *AT_FLOPS).notes)

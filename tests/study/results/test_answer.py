@@ -13,9 +13,13 @@ from rich.console import Console
 from analysis.audit.recommend import recommend
 from analysis.design.simulated_study import Truth
 from analysis.files import write_json
+from analysis.fit.document import Fit
+from analysis.fit.sentences import headlines, next_steps
 from analysis.fit.study import study_of
+from analysis.report.study_page import confidence
 from analysis.runs.table import RunTable
 from study.commands.output import fit_table, recommendation_table
+from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.results.answer import answer, planned_check, report_facts, study_fit
 from study.search.sensitivity_runs import sensitivity_cells
@@ -63,6 +67,8 @@ def test_a_foreign_table_is_fitted_in_either_count_and_at_the_tokens_asked_for(c
     [
         (["runs.csv", *NAMES, "--tokens", "5e10"], "The table has 1e+10, 2e+10"),
         (["runs.csv", *NAMES, "--tokens", "-1"], "positive number"),
+        (["runs.csv", *NAMES, "--tokens", "50B"], "within 5% of 5e+10"),
+        (["runs.csv", *NAMES, "--tokens", "much"], "much is no number of tokens"),
         (["runs.csv", "--column", "tokens=width", "--count", "table"], "no column 'width'"),
         (["quickstart", "--count", "table"], "quickstart is a spec"),
         (["no_tokens.csv", "--tokens", "1e10"], "--column tokens=THEIRS"),
@@ -189,6 +195,74 @@ def test_the_next_depth_costs_what_its_option_adds_to_the_plan():
     assert following.flops == pytest.approx(
         sum(p.flops for p in more.cells) - sum(p.flops for p in plan.cells)
     )
+
+
+AT_FLOPS = (
+    "frontier.flops=[2e9, 8e9, 32e9]",
+    "training.batch=4",
+    "frontier.tolerance=0.25",
+    "training.seeds=2",
+)
+
+
+def isoflop_losses(cells, shift=0.0):
+    """Losses of parabolas in ln N whose minimum is `shift` above N of 20 tokens per parameter, lower for 4 layers."""
+    generator, lines = np.random.default_rng(0), []
+    for planned in cells:
+        row = planned.row()
+        place = np.log(row["params"] / np.sqrt(row["compute"] / 120)) - shift
+        deep = 0.1 if row["depth"] == 4 else 0.0
+        loss = 3 + 0.05 * place**2 - 0.2 * np.log(row["compute"] / 2e9) - deep + 1e-3 * generator.normal()
+        lines.append({**row, "loss": loss, "status": "done"})
+    return RunTable.from_frame(pd.DataFrame(lines))
+
+
+def test_a_study_at_equal_flops_is_answered_at_these_and_proposes_a_deeper_shape_at_equal_flops():
+    given = (*AT_FLOPS, "training.batch=2")
+    plan = make_plan(load_spec(SMALL, given))
+    found = study_fit(plan, isoflop_losses(plan.cells), Path("results"))
+    assert found.compute.budgets == (2e9, 8e9, 3.2e10)
+    for compute in found.compute.budgets:
+        at = found.compute.at(compute)
+        assert (at.depth, at.params) == (4, pytest.approx(np.sqrt(compute / 120), rel=0.1))
+    assert (found.crossings[0].params, found.next_sizes, found.learning_rate) == (None, None, None)
+    assert found.next_depth.depth == 8
+    *_, override = shlex.split(found.next_depth.how)
+    more = make_plan(load_spec(SMALL, [*given, override]))
+    assert found.next_depth.runs == len(more.cells) - len(plan.cells) > 0
+    # One and two layers have the same losses.
+    assert confidence(found)[0] == "partly settled"
+    facts = report_facts(plan.planner.spec, plan, isoflop_losses(plan.cells), "")["facts"]
+    assert facts["training"].startswith("equal FLOPs: 2e9 to 3.2e10 (")
+    assert Fit.from_json(found.to_json()).compute == found.compute
+
+
+@pytest.mark.parametrize(("shift", "side", "factor"), [(-3.0, "smaller", 0.125), (3.0, "larger", 8)])
+def test_a_least_loss_at_an_end_of_the_sizes_proposes_one_factor_further(shift, side, factor):
+    given = (*AT_FLOPS, "training.batch=2")
+    plan = make_plan(load_spec(SMALL, given))
+    found = study_fit(plan, isoflop_losses(plan.cells, shift), Path("results"))
+    assert found.compute is None
+    assert any("No depth is stated" in sentence for sentence in headlines(found))
+    following = found.next_sizes
+    ends = {(depth, flops) for depth in (1, 2, 4) for flops in (2e9, 8e9, 3.2e10)}
+    assert set(getattr(following, side)) == ends
+    assert (following.smaller == (), following.larger == ()) == (side == "larger", side == "smaller")
+    *_, override = shlex.split(following.how)
+    more = load_spec(SMALL, [*given, override])
+    assert set(more.frontier.spread) == {0.25, 0.5, 1, 2, 4, factor}
+    new = {p.cell.key: p for p in make_plan(more).cells}.keys() - {p.cell.key for p in plan.cells}
+    assert following.runs == len(new) > 0
+    assert following.sentence in next_steps(found)
+
+
+def test_a_factor_whose_sizes_have_too_few_steps_is_proposed_with_the_reason():
+    plan = make_plan(load_spec(SMALL, AT_FLOPS))
+    following = study_fit(plan, isoflop_losses(plan.cells, 3.0), Path("results")).next_sizes
+    assert (following.runs, following.flops, following.how) == (0, None, "")
+    assert "`training.batch: 2` or less" in following.sentence
+    with pytest.raises(SpecError, match=r"`training\.batch: 2` or less"):
+        load_spec(SMALL, [*AT_FLOPS, "frontier.spread=[0.25, 0.5, 1, 2, 4, 8]"])
 
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,12 +13,14 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from study.plan.plan import make_plan
-from study.results.export import find
+from study.results.export import find, loading
 from study.spec.study import load_spec
 from study.tracking.study_paths import StudyPaths, study_paths
 from tests.disks import small_disk
 from tests.environment import environment_without
+from tests.trainables.data.tokenizer_files import MADE, save
 from tests.trainables.export.test_weights import TEXT, load, validation_loss
+from trainables.data.store.open import open_store
 from trainables.record import Keep, read_record
 from trainables.train.loop import train
 
@@ -198,6 +201,7 @@ def test_digits_that_begin_two_keys_are_ambiguous(command, study, tmp_path):
     assert "2 cells" in err
     assert one.key in err
     assert twin.name in err
+    assert err.count(" tokens, loss ") == 2
     assert not (tmp_path / "model").exists()
 
 
@@ -210,7 +214,8 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(command, study, tmp_
         return " ".join(err.split())
 
     assert "has no weights of a cell 'L9-d9-s9'" in (error := refused("symbols", "L9-d9-s9", "--out", "new"))
-    assert f"{study.cell(0).name} (loss " in error
+    tokens = study.cell(0).recipe.steps * 4 * 16
+    assert f"{study.cell(0).name} ({tokens:,} tokens, loss " in error
     assert "has no weights of a cell '0'" in refused("symbols", "0", "--out", "new")
     assert "weights of no cell" in refused("quickstart", "abc", "--out", "new", "--results", "elsewhere")
     assert "holds files already" in refused("symbols", study.cell(0).key, "--out", "results")
@@ -294,7 +299,7 @@ def test_a_record_that_cannot_be_read_stands_in_nobody_elses_way(command, study,
         assert "--weights DIR" in error
     error = refused("L9-d9-s9")
     assert f"{spoilt.key} (its record cannot be read)" in error
-    assert f"{whole.name} (loss " in error
+    assert re.search(rf"{whole.name} \([\d,]+ tokens, loss ", error)
 
     study.table()
     error = refused(spoilt.name)
@@ -421,4 +426,31 @@ def test_the_printed_loading_lines_of_a_text_model_work(command, tmp_path):
     card = (tmp_path / "model" / "README.md").read_text()
     assert "pipeline_tag: text-generation" in card
     assert "files corpus.txt" in card
+    assert str(tmp_path) not in card
+
+
+@pytest.mark.parametrize(("name", "config"), [("byte-level", True), ("llama", True), ("llama", False)])
+def test_a_model_of_the_users_own_tokenizer_comes_with_it(command, tmp_path, name, config):
+    """Plain transformers gives the ids of training by default, though the file adds `<s>` to each text."""
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    end = MADE[name][1]
+    save(tmp_path / "mine", name, config=config)
+    own = f", tokenizer: mine, max_tokens: 9000{'' if config else f', end_of_text: {end}'}"
+    study = Study(tmp_path, "text", f"{{path: corpus.txt{own}}}", cells=slice(1))
+    shutil.rmtree(tmp_path / "mine")
+    assert command("export", "text", study.cell(0).name, "--out", "model")[::2] == (0, "")
+    names = {}
+    exec("\n".join(loading(read_record(tmp_path / "model"), str(tmp_path / "model"))), names)
+    tokenizer, model = names["tokenizer"], names["model"]
+    store = open_store(study.cell(0).data, context=16, root=study.where.data, key=study.cell(0).data_key)
+    ids = store.train[:200].tolist()
+    text = tokenizer.decode(ids)
+    assert tokenizer.encode(text) == ids
+    assert model.config.vocab_size == store.vocabulary == study.cell(0).data.vocabulary
+    ends = {tokenizer.eos_token_id, model.config.eos_token_id, *store.boundaries}
+    assert ends == {tokenizer.convert_tokens_to_ids(end)}
+    assert end not in tokenizer.convert_ids_to_tokens(tokenizer.encode(f"a {end} spelled"))
+    assert read_record(tmp_path / "model").tokenizer == "file"
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "tokenizer in this folder" in card
     assert str(tmp_path) not in card

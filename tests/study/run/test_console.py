@@ -1,4 +1,5 @@
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -46,6 +47,12 @@ def test_the_table_shows_means_counts_and_running_cells(plan):
     assert running.cell.name in text
     assert "loss 1.234" in text
     assert "120k tokens/s" in text
+
+
+def test_a_cell_of_text_is_shown_with_its_bits_per_byte(plan):
+    shown = viewer(plan)
+    shown.ended(plan.cells[0], stub_result(loss=2.0, bytes_per_token=4.0))
+    assert f"loss 2.0000 ({2 / 4 / math.log(2):.4f} bits per byte)" in shown.console.file.getvalue()
 
 
 def test_without_a_terminal_each_ended_cell_is_one_line(plan):

@@ -13,7 +13,7 @@ from study.plan.plan import make_plan
 from study.run.recorder import Recorder
 from study.run.trial import TrialSettings, run_with, trial_config
 from study.spec.study import load_spec
-from study.tracking.mlflow_mirror import Mirror
+from study.tracking.mirror import Mirror
 from study.tracking.mlflow_store import tracking_uri
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import layer_table, run_table
@@ -85,14 +85,14 @@ def test_a_trial_asks_for_the_diagnostics_of_its_study(plan, tmp_path, monkeypat
 @pytest.mark.slow
 def test_measures_of_layers_reach_mlflow_and_the_report(plan, template, tmp_path, monkeypatch):
     """Sent live first and then with the row, as of a long cell, and with the row alone, as of a short one."""
-    monkeypatch.setattr("study.tracking.mlflow_mirror.BATCH_SECONDS", 0.01)
+    monkeypatch.setattr("study.tracking.mirror.BATCH_SECONDS", 0.01)
     shutil.copy(template, tmp_path / "mlflow.db")
     uri = tracking_uri("auto", tmp_path)
     start = {"rank_residual/1": 0.75, "rank_residual/2": 0.5}
     middle, end = ({**start, "rank_residual/2": value, "induction_score": 0.125} for value in (0.625, 0.875))
     paths = StudyPaths(tmp_path, "study")
     paths.folder.mkdir()
-    mirror = Mirror(mlflow_study(uri), paths.ledger, [])
+    mirror = Mirror([mlflow_study(uri)], paths.ledger, [])
     mirror.start()
     recorder = Recorder(plan, {}, mirror, paths)
     whole = result(start, middle, end)
@@ -108,7 +108,7 @@ def test_measures_of_layers_reach_mlflow_and_the_report(plan, template, tmp_path
         plan.cells[2], result({"rank_residual/1": 0.25}, status="diverged", reason="nan", loss=None)
     )
     mirror.close()
-    assert mirror.problem is None
+    assert mirror.problems == []
     cells = [p.cell.key for p in plan.cells[:3]]
     for cell in cells[:2]:
         assert history(uri, cell, "validation_rank_residual/2") == [(0, 0.5), (600, 0.625), (1200, 0.875)]

@@ -45,7 +45,7 @@ def spec(tmp_path, template, monkeypatch):
     monkeypatch.setattr("study.run.runner.run_cells", in_turn)
     monkeypatch.setattr("study.run.runner.private_ray", lambda slots: contextlib.nullcontext())
     monkeypatch.setattr("study.run.runner.answer", lambda *arguments: (None, None))
-    monkeypatch.setattr("study.tracking.mlflow_mirror.BATCH_SECONDS", 0.05)
+    monkeypatch.setattr("study.tracking.mirror.BATCH_SECONDS", 0.05)
     (tmp_path / "tiny.yaml").write_text(SPEC)
     (tmp_path / "results").mkdir()
     shutil.copy(template, tmp_path / "results" / "mlflow.db")

@@ -11,7 +11,7 @@ from study.run.recorder import Recorder
 from study.run.trial import Report, TrialSettings
 from study.run.tuner import run_cells
 from study.spec.study import load_spec
-from study.tracking.mlflow_mirror import Mirror
+from study.tracking.mirror import Mirror
 from study.tracking.study_paths import StudyPaths
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray

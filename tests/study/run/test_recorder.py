@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from study.plan import make_plan
@@ -5,6 +7,18 @@ from study.run.recorder import measured
 from study.spec.study import load_spec
 from tests.stubs import stub_result
 from tests.study.small import SMALL
+
+
+def test_bits_per_byte_are_recorded_of_a_finished_cell_whose_bytes_are_known() -> None:
+    plan = make_plan(load_spec(SMALL))
+
+    def recorded(**result: object) -> float | None:
+        bits: float | None = measured("cpu", plan.cells[0], stub_result(**result))["bits_per_byte"]
+        return bits
+
+    assert recorded(loss=2.0, bytes_per_token=4.0) == pytest.approx(0.5 / math.log(2))
+    assert recorded(loss=2.0) is None
+    assert recorded(loss=2.0, bytes_per_token=4.0, status="diverged") is None
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import html
 import json
 import os
 import pty
@@ -154,6 +155,84 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     report = laptop.run("report", "results/tiny/runs.csv", "--out", "elsewhere")
     assert report.returncode == 0, report.stderr
     assert (laptop.folder / "elsewhere" / "report.html").stat().st_size > 10_000
+
+
+def test_a_study_by_tokens_per_parameter_answers_at_that_ratio(laptop):
+    sizes = ("frontier.budgets=[1600, 3100, 6200]", "training.batch=4", ALONE)
+    done = laptop.run("run", "tiny.yaml", "training.tokens_per_parameter=5", *sizes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "at 5 tokens per parameter" in done.stdout
+    rows = laptop.rows()
+    assert len(rows) == 12
+    for row in rows:
+        assert abs(float(row["tokens"]) - 5 * float(row["params"])) <= 4 * 32 / 2
+    fit = json.loads((laptop.results / "tiny" / "fit.json").read_text())
+    assert fit["tokens"]["rule"] == "ratio"
+    assert not [warning for warning in fit["warnings"] if "protocol" in warning]
+    assert "5 tokens per parameter" in (laptop.results / "tiny" / "report.html").read_text()
+    _, trials = laptop.runs()
+    assert {(r.data.params["tokens"], r.data.params["steps"]) for r in trials} == {
+        (row["tokens"], str(int(row["tokens"]) // (4 * 32))) for row in rows
+    }
+
+
+def test_a_study_at_equal_flops_answers_at_these(laptop):
+    sizes = ("frontier.flops=[2e8, 4e8]", "frontier.spread=[0.125, 0.25, 0.5, 1, 2]", "frontier.heads=1")
+    done = laptop.run(
+        *("run", "tiny.yaml", *sizes, "frontier.tolerance=0.3", "training.batch=12", "training.context=16"),
+        *("training.seeds=1", ALONE),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = laptop.rows()
+    assert {float(row["compute"]) for row in rows} == {2e8, 4e8}
+    for row in rows:
+        assert abs(float(row["flops"]) / float(row["compute"]) - 1) <= 0.01
+    shapes = [(row["depth"], row["width"]) for row in rows]
+    assert (
+        len(set(shapes)) < len(shapes) == len({(row["depth"], row["width"], row["compute"]) for row in rows})
+    )
+    fit = json.loads((laptop.results / "tiny" / "fit.json").read_text())
+    assert (fit["tokens"]["rule"], fit["rows"]["used"], fit["compute"]["budgets"]) == (
+        *("compute", len(rows)),
+        [2e8, 4e8],
+    )
+    assert "equal FLOPs (2e8 to 4e8)" in done.stdout
+    assert "equal FLOPs: 2e8 to 4e8" in (laptop.results / "tiny" / "report.html").read_text()
+    best = laptop.run("recommend", "--fit", "tiny", "--flops", "4e8", "--json")
+    assert best.returncode == 0, best.stderr
+    (at,) = json.loads(best.stdout)
+    assert (at["flops"], at["source"], at["depth"] in (1, 2)) == (4e8, "measured", True)
+    status = json.loads(laptop.run("status", "tiny", "--json").stdout)
+    assert status["counts"] == {"done": len(rows)}
+    assert any("4e8 FLOPs" in sentence for sentence in status["answer"])
+    _, trials = laptop.runs()
+    assert {float(trial.data.params["compute"]) for trial in trials} == {2e8, 4e8}
+
+
+def test_a_study_of_several_numbers_of_tokens_compares_one_and_says_which(laptop):
+    levels = ("training.tokens=[5120,10240]", "frontier.budgets=[1600, 3100, 6200]", ALONE)
+    done = laptop.run("run", "tiny.yaml", *levels)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = laptop.rows()
+    assert len(rows) == 24
+    assert {row["tokens"] for row in rows} == {"5120", "10240"}
+    assert json.loads(laptop.run("status", "tiny", "--json").stdout)["counts"] == {"done": 24}
+    fit = json.loads((laptop.results / "tiny" / "fit.json").read_text())
+    assert (fit["tokens"]["rule"], fit["tokens"]["compared"], fit["tokens"]["levels"]) == (
+        "level",
+        10240,
+        [5120, 10240],
+    )
+    assert not [warning for warning in fit["warnings"] if "protocol" in warning]
+    page = (laptop.results / "tiny" / "report.html").read_text()
+    assert "5,120 and 10,240 tokens per cell" in page
+    assert fit["tokens"]["sentence"] in html.unescape(page)
+    shorter = laptop.run("report", "tiny", "--tokens", "5120", "--out", "shorter")
+    assert shorter.returncode == 0, shorter.stderr
+    other = json.loads((laptop.folder / "shorter" / "fit.json").read_text())
+    assert (other["tokens"]["compared"], other["rows"]["used"]) == (5120, 12)
+    recommended = laptop.run("recommend", "--fit", "shorter/fit.json", "3e3")
+    assert recommended.returncode == 0, recommended.stderr
 
 
 def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):

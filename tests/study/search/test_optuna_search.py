@@ -290,3 +290,25 @@ def test_a_candidate_without_a_loss_is_a_failed_trial(tmp_path):
         search.tell(planned.cell.key, Outcome(loss))
     states = {depth: trial.state.name for depth, trial in trials_of(path, 1700).items()}
     assert states == {1: "COMPLETE", 2: "COMPLETE", 4: "FAIL"}
+
+
+def test_a_grid_of_several_numbers_of_tokens_leaves_a_trial_for_each(tmp_path):
+    plan = make_plan(load_spec(SMALL, ["training.tokens=[400k, 800k]"]))
+    known = {p.cell.key: Outcome(loss_of(p)) for p in plan.cells}
+    search = make_search(plan.planner.spec, plan, known, database=tmp_path / "optuna.db")
+    assert search.done
+    study = optuna.load_study(study_name="small: N = 1600", storage=f"sqlite:///{tmp_path / 'optuna.db'}")
+    assert len(study.trials) == 6
+    assert {trial.params["tokens"] for trial in study.trials} == {p.tokens for p in plan.cells}
+
+
+def test_a_grid_at_equal_flops_leaves_a_study_for_each_compute_and_a_trial_for_each_size(tmp_path):
+    at_flops = ("frontier.flops=[2e9, 8e9]", "training.batch=4", "training.seeds=1")
+    plan = make_plan(load_spec(SMALL, at_flops))
+    known = {p.cell.key: Outcome(loss_of(p)) for p in plan.cells}
+    assert make_search(plan.planner.spec, plan, known, database=tmp_path / "optuna.db").done
+    for compute in (2e9, 8e9):
+        study = optuna.load_study(
+            study_name=f"small: C = {compute:g}", storage=f"sqlite:///{tmp_path / 'optuna.db'}"
+        )
+        assert len(study.trials) == sum(p.compute == compute for p in plan.cells)

@@ -186,3 +186,14 @@ def test_a_real_study_ends_with_its_sensitivity_runs_and_does_them_once(tmp_path
     assert 1600 < shift["params"] < 12_000
     assert fit["rows"]["used"] == 6
     assert "nothing to train: all 10 cells are done" in run()
+
+
+def test_of_several_numbers_of_tokens_the_compared_one_is_trained_at_other_rates(spec):
+    levels = spec.model_copy(
+        update={"training": spec.training.model_copy(update={"tokens": (4e5, 8e5), "steps": None})}
+    )
+    plan = make_plan(levels)
+    for tokens in sorted({p.tokens for p in plan.cells}):
+        cells = sensitivity_cells(levels, plan, study_of(table_of(plan.cells), tokens=tokens))
+        assert cells
+        assert {p.tokens for p in cells} == {tokens}

@@ -2,15 +2,31 @@
 
 import itertools
 import math
+import re
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from study.spec.frontier import SPACING, FrontierShape, added_shapes, misses, shapes
+from analysis.runs.columns import NEAR_PLANNED
+from analysis.runs.isoflop import LEAST_BUDGETS, LEAST_SIZES, SAME_COMPUTE
+from study.spec.frontier import (
+    FLOPS_APART,
+    LEAST_FACTORS,
+    LEAST_FLOPS,
+    SPACING,
+    SPREAD,
+    SPREAD_TOLERANCE,
+    FrontierShape,
+    added_shapes,
+    misses,
+    shapes,
+)
 from study.spec.study import FrontierSection, load_spec
+from study.spec.training import ROUNDING
 from tests.study.small import SMALL
 
 
@@ -140,3 +156,80 @@ def test_of_widths_by_hand_each_depth_has_its_own_budgets_between() -> None:
     added = added_shapes(frontier)
     assert {found.shape.depth for found in added} == {2}
     assert all(16 < found.shape.width < 64 for found in added)
+
+
+# Equal FLOPs
+
+FLOPS = {"flops": [1e9, 4e9, 1.6e10], "depths": [1, 2, 4]}
+
+
+def test_a_compute_has_sizes_spread_about_that_of_its_tokens_per_parameter() -> None:
+    frontier = FrontierSection.model_validate(FLOPS)
+    assert (frontier.spread, frontier.tolerance, frontier.budget_values) == (SPREAD, SPREAD_TOLERANCE, ())
+    for ratio in (20, 5):
+        found, missed = shapes(frontier, ratio), misses(frontier, ratio)
+        every = [(one.compute, one.budget) for one in found] + [(one.compute, one.budget) for one in missed]
+        centres = {compute: math.sqrt(compute / (6 * ratio)) for compute in frontier.compute_values}
+        wanted = [
+            (c, factor * centre) for c, centre in centres.items() for factor in SPREAD for _ in range(3)
+        ]
+        assert np.array(sorted(every)) == pytest.approx(np.array(sorted(wanted)))
+        assert all(abs(deviation(one)) <= frontier.tolerance for one in found)
+        assert [(one.compute, one.budget, one.shape.depth) for one in found] == sorted(
+            (one.compute, one.budget, one.shape.depth) for one in found
+        )
+
+
+def test_a_shape_may_be_there_at_several_computes_but_once_at_each() -> None:
+    found = shapes(FrontierSection.model_validate(FLOPS))
+    assert len({(one.compute, one.shape) for one in found}) == len(found)
+    assert len({one.shape for one in found}) < len(found)
+    near = FrontierSection.model_validate({**FLOPS, "spread": [1, 1.01, 4]})
+    missed = misses(near)
+    assert {(one.compute, one.depth) for one in missed} == {(c, d) for c in FLOPS["flops"] for d in (1, 2, 4)}
+    assert all(one.taken_by is not None and "1e9 FLOPs" in one.reason for one in missed if one.compute == 1e9)
+
+
+def test_computes_as_a_range_are_geometric() -> None:
+    frontier = FrontierSection.model_validate(
+        {"flops": {"min": "1B", "max": 1.6e10, "points": 3}, "depths": [1]}
+    )
+    assert frontier.compute_values == pytest.approx(tuple(FLOPS["flops"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"budgets": [1e3]}, "`budgets` and `flops` exclude each other"),
+        ({"widths": {1: [8]}}, "`widths` and `flops` exclude each other"),
+        ({"depths": None}, "`depths` missing"),
+        ({"flops": [1e9]}, "`flops` has 1 and"),
+        ({"spread": [1, 2]}, "`spread` 2; the best depth"),
+        ({"flops": [2e9]}, "set `flops: [2e+09, 8e+09, 3.2e+10]`"),
+        ({"flops": [1e9, 1.1e9]}, "nearer to each other than 15%"),
+        ({"flops": None, "budgets": [1e3], "spread": [1, 2, 4]}, "take `spread` out"),
+        ({"max_cells": 44}, "45 triples of `flops`, `spread` and `depths`"),
+    ],
+)
+def test_wrong_computes_are_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        FrontierSection.model_validate({**FLOPS, **change})
+
+
+def test_a_depth_without_a_shape_at_any_compute_is_refused_with_a_tolerance_or_flops_that_give_it_one() -> (
+    None
+):
+    deep = FrontierSection.model_validate({**FLOPS, "depths": [2, 10_000]})
+    with pytest.raises(ValueError, match="depth 10000 has no shape") as caught:
+        deep.check_depths(20)
+    least = float(re.search(r"Raise the flops to (\d+) or more", str(caught.value))[1])  # type: ignore[index]
+    FrontierSection.model_validate({**FLOPS, "depths": [10_000], "flops": [least, 4 * least]}).check_depths(
+        20
+    )
+
+
+def test_computes_are_as_far_apart_and_as_many_as_their_analysis_needs() -> None:
+    rounded = (1 + ROUNDING) / (1 - ROUNDING)
+    assert rounded * (1 + SAME_COMPUTE) < FLOPS_APART
+    assert (LEAST_FLOPS, LEAST_FACTORS) == (LEAST_BUDGETS, LEAST_SIZES)
+    assert rounded < 1 + NEAR_PLANNED

@@ -1,6 +1,7 @@
 """The spec: what it accepts, what it refuses and with which words, and what overrides do."""
 
 import copy
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.runs.tokens import NEAR_LEVEL, SAME_RATIO
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.frontier import shapes
 from study.spec.resources import MinWidth
-from study.spec.study import StudySpec, load_spec, parse_spec
+from study.spec.study import StudySpec, load_spec, parse_spec, studies
+from study.spec.training import APART, ROUNDING
 from study.spec.yaml_file import preset_names
 from tests.study.small import SMALL
+from tests.trainables.data.tokenizer_files import save
 from trainables.cell import Shape
 from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.hierarchy import HierarchyData
@@ -201,7 +205,7 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
     [
         (
             "frontier.depth=[1]",
-            ["`frontier.depth`", "did you mean `depths`?", "budgets, depths, widths, heads"],
+            ["`frontier.depth`", "did you mean `depths`?", "budgets, depths, widths, flops, spread, heads"],
         ),
         ("depths=[1]", ["`depths`", "did you mean `frontier.depths`?"]),
         ("trainning.steps=3", ["`trainning`", "did you mean `training`?"]),
@@ -387,15 +391,15 @@ def test_a_wrong_value_is_refused_with_key_value_and_way_out(override: str, piec
 @pytest.mark.parametrize(
     ("section", "keys", "message"),
     [
-        ("frontier", {"head_dim": 4}, "one of `heads` and `head_dim`, not both"),
+        ("frontier", {"head_dim": 5}, "has no `frontier.head_dim"),
         ("frontier", {"budgets": None}, "`budgets` missing"),
-        ("frontier", {"widths": {1: [8]}}, "`widths` and `budgets` exclude each other"),
+        ("frontier", {"widths": {1: [8]}}, "`budgets` and `widths` exclude each other"),
         (
             "frontier",
             {"widths": {1: [8]}, "budgets": None},
             "`depths` has [2], and `widths` has the depths [1]",
         ),
-        ("training", {"tokens": 4096}, "exactly one of `steps` and `tokens`; both are given"),
+        ("training", {"tokens": 4096}, "exactly one of `steps` and `tokens`"),
         (
             "training",
             {"lr": {"rule": "table", "values": {}}},
@@ -484,7 +488,7 @@ def test_numbers_are_read_as_in_yaml_1_2(tmp_path: Path) -> None:
     raw = yaml.safe_dump(MINIMAL).replace("steps: 10", "tokens: 1e4").replace("value: 0.01", "value: 3e-4")
     spec = load_spec(write(tmp_path, raw))
     assert spec.training.tokens == 10_000
-    assert spec.training.step_count == round(10_000 / (4 * 32)) == 78
+    assert spec.training.length == round(10_000 / (4 * 32)) == 78
     assert spec.training.lr.rate(Shape(depth=1, width=8, heads=2)) == 3e-4
 
 
@@ -518,7 +522,7 @@ def test_an_override_replaces_what_it_excludes(override: str, gone: str, stays: 
 
 
 def test_two_overrides_that_exclude_each_other_are_refused() -> None:
-    assert "both are given" in refusal("training.tokens=1e6", "training.steps=9")
+    assert "not several" in refusal("training.tokens=1e6", "training.steps=9")
 
 
 def test_a_path_on_text_turns_it_into_files_and_keeps_the_tokenizer() -> None:
@@ -613,6 +617,35 @@ def test_paths_of_a_file_start_from_its_folder_and_those_of_an_override_from_the
     alone = load_spec("text", ["data.path=[x.txt, y/]"]).data
     assert isinstance(alone, FilesData)
     assert alone.path == (f"{here}/x.txt", f"{here}/y")
+
+
+def test_a_tokenizer_starts_from_the_file_of_its_spec_and_another_one_has_its_own_size(
+    tmp_path: Path,
+) -> None:
+    for name in ("llama", "byte-level"):
+        save(tmp_path / name, name)
+    text = WITH_FILES.replace("kind: mixture", "kind: mixture, tokenizer: llama")
+    assert text != WITH_FILES
+    file = write(tmp_path, text)
+
+    def data_of(*overrides: str, source: str = str(file)) -> tuple[object, object]:
+        data = load_spec(source, overrides).data
+        assert isinstance(data, MixtureData)
+        return data.tokenizer, data.vocabulary
+
+    llama, other = str(tmp_path / "llama"), str(tmp_path / "byte-level")
+    assert data_of() == (llama, 700)
+    # Also of the spec in the folder of a study, which has the size of its tokenizer.
+    recorded = tmp_path / "recorded.yaml"
+    recorded.write_text(load_spec(str(file)).to_yaml())
+    assert data_of(source=str(recorded)) == (llama, 700)
+    assert data_of(f"data.tokenizer={other}", source=str(recorded)) == (other, 600)
+    assert data_of("data.tokenizer=bytes", source=str(recorded)) == ("bytes", None)
+    assert data_of("data.tokenizer=bpe", "data.vocabulary=300", source=str(recorded)) == ("bpe", 300)
+    with pytest.raises(SpecError, match="needs `vocabulary`"):
+        data_of("data.tokenizer=bpe", source=str(recorded))
+    series = load_spec(str(file), [f"vary={{data.tokenizer: [bytes, {llama}, {other}]}}"])
+    assert [one.data.vocabulary_size for one in studies(series)] == [257, 700, 600]
 
 
 def test_a_written_spec_reads_the_same_files_from_anywhere(
@@ -743,7 +776,97 @@ def test_a_degree_by_width_can_be_set_one_at_a_time() -> None:
 def test_tokens_round_to_whole_steps_and_never_to_none() -> None:
     for tokens, steps in [(1, 1), (191, 1), (193, 2), (128 * 50, 50)]:
         raw = {**MINIMAL, "training": {**MINIMAL["training"], "steps": None, "tokens": tokens}}
-        assert parse_spec(raw).training.step_count == steps
+        assert parse_spec(raw).training.length == steps
+
+
+def test_whole_steps_that_miss_the_tokens_per_parameter_are_refused_with_a_batch_that_does_not() -> None:
+    given = ("training.tokens_per_parameter=20", "training.batch=160")
+    message = refusal(*given)
+    batch = re.search(r"`training\.batch: (\d+)` or less", message)
+    assert "3.38 steps of 160 × 64" in message
+    assert batch
+    spec = load_spec(SMALL, [given[0], f"training.batch={batch[1]}"])
+    sizes = [found.shape for found in shapes(spec.frontier)]
+    tokens = [
+        spec.training.step_counts(shape)[0] * int(batch[1]) * 64 / shape.budget_params for shape in sizes
+    ]
+    assert max(tokens) / min(tokens) <= 1 + SAME_RATIO
+    assert (1 + ROUNDING) / (1 - ROUNDING) <= 1 + SAME_RATIO
+
+
+def test_too_few_tokens_per_parameter_are_refused_with_a_number_that_is_enough() -> None:
+    message = refusal("training.tokens_per_parameter=1e-6")
+    fix = re.search(r"`training\.batch: 1` and `training\.tokens_per_parameter: (\d+)`", message)
+    assert fix
+    load_spec(SMALL, [f"training.tokens_per_parameter={fix[1]}", "training.batch=1"])
+
+
+def test_a_rotary_base_below_1_is_refused() -> None:
+    assert "rope_theta" in refusal("training.network=llama", "training.rope_theta=0.5")
+    load_spec(SMALL, ["training.network=llama", "training.rope_theta=1", "frontier.tolerance=0.5"])
+
+
+def test_tokens_per_parameter_replace_steps_and_exclude_them() -> None:
+    spec = load_spec(SMALL, ["training.tokens_per_parameter=20"])
+    assert (spec.training.steps, spec.training.tokens) == (None, None)
+    assert spec.recipe.steps == round(20 * 24_576 / 1024)
+    both = ("training.tokens_per_parameter=20", "training.steps=7")
+    assert "exactly one of `steps` and `tokens_per_parameter`" in refusal(*both)
+
+
+def test_several_numbers_of_tokens_are_apart_and_need_a_grid() -> None:
+    assert APART >= 1 + NEAR_LEVEL
+    spec = load_spec(SMALL, ["training.tokens=[2M, 500k]"])
+    assert spec.training.step_counts(Shape(depth=1, width=8, heads=2)) == (488, 1953)
+    assert spec.recipe.steps == 1953
+    assert "195 and 199 steps" in refusal("training.tokens=[200k, 204k]")
+    assert "x is no size" in refusal("training.tokens=[200k, x]")
+    for sampler in ("{sampler: crossing, max_cells: 9}", "{sampler: tpe, candidates: 2}"):
+        assert "set `search.sampler: grid`" in refusal(f"search={sampler}", "training.tokens=[500k, 2M]")
+
+
+AT_FLOPS = ("frontier.flops=[2e9, 8e9, 32e9]", "training.batch=4", "frontier.tolerance=0.25")
+
+
+def test_flops_replace_budgets_and_steps_and_have_20_tokens_per_parameter_by_default(tmp_path: Path) -> None:
+    spec = load_spec(SMALL, AT_FLOPS)
+    assert (spec.frontier.budgets, spec.training.steps, spec.training.tokens_per_parameter) == (
+        None,
+        None,
+        20,
+    )
+    assert spec.length == "C / FLOPs"
+    assert parse_spec(yaml.safe_load(spec.to_yaml())) == spec
+    back = load_spec(write(tmp_path, spec.to_yaml()), ["frontier.budgets=[3000]", "training.tokens=1M"])
+    assert (back.frontier.flops, back.frontier.spread) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("training.steps=10", "take one of them out"),
+        ("training.tokens=1M", "`training.tokens` has the length of every cell"),
+        ("search={sampler: crossing, max_cells: 9}", "set `search.sampler: grid`"),
+        ("search={sampler: tpe, candidates: 2}", "set `search.sampler: grid`"),
+        ("sensitivity={}", "`search.lr_factors: [0.5, 1, 2]`"),
+    ],
+)
+def test_flops_exclude_other_lengths_searches_and_runs_at_crossings_in_n(change: str, words: str) -> None:
+    assert words in refusal(*AT_FLOPS, change)
+
+
+def test_whole_steps_that_miss_the_flops_are_refused_with_a_batch_that_does_not() -> None:
+    text = refusal(AT_FLOPS[0], AT_FLOPS[2], "training.batch=64")
+    batch = re.search(r"set `training.batch: (\d+)` or less", text)
+    assert batch
+    for size in (int(batch[1]), int(batch[1]) - 1):
+        spec = load_spec(SMALL, [AT_FLOPS[0], AT_FLOPS[2], f"training.batch={size}"])
+        for planned in make_plan(spec, to_read=True).cells:
+            assert planned.flops == pytest.approx(planned.compute, rel=0.01)
+    least = re.search(
+        r"start `frontier.flops` at ([\d.e+]+)", refusal(*AT_FLOPS[1:], "frontier.flops=[1e7, 1e8]")
+    )
+    assert least
 
 
 def test_reading_a_spec_loads_no_training_library() -> None:
@@ -777,3 +900,59 @@ def test_a_value_that_aliases_nest_is_quoted_in_brief(key: str) -> None:
     message = refusal(f"{key}={{{', '.join(lines)}}}")
     assert f"`{key}` is " in message
     assert len(message) < 2000
+
+
+def rotary(frontier, **training):
+    return parse_spec(
+        {
+            "name": "x",
+            "data": {"path": "corpus.txt"},
+            "frontier": {"budgets": ["10k", "40k"], "depths": [1, 2], **frontier},
+            "training": {"network": "llama", "steps": 10, "context": 32, **training},
+        }
+    )
+
+
+def test_the_heads_of_a_rotary_family_have_an_even_width_unless_a_step_is_given():
+    assert {one.shape.head_width % 2 for one in shapes(rotary({}).frontier)} == {0}
+    assert rotary({"heads": 4}).frontier.width_multiple == 8
+    assert rotary({"head_dim": 8}).frontier.width_multiple == 1
+    assert rotary({"width_multiple": 12, "tolerance": 0.3}).frontier.step == 12
+    with pytest.raises(SpecError, match=r"frontier.width_multiple: 4"):
+        rotary({"width_multiple": 1, "budgets": None, "depths": None, "widths": {1: [22]}})
+
+
+def test_options_of_the_shapes_are_those_of_each_shape():
+    spec = rotary({"kv_heads": 1, "d_ff": 3.5}, embeddings="untied", rope_theta=1e6)
+    assert {(one.shape.kv_heads, one.shape.d_ff / one.shape.width) for one in shapes(spec.frontier)} == {
+        (1, 3.5)
+    }
+    assert (spec.recipe.embeddings, spec.recipe.rope_theta) == ("untied", 1e6)
+    spec = rotary({"head_dim": 4, "kv_heads": 2, "tolerance": 0.3})
+    assert {one.shape.heads % 2 for one in shapes(spec.frontier)} == {0}
+    fixed = rotary({"heads": 2, "head_dim": 12, "budgets": ["20k", "40k"]})
+    assert {one.shape.heads * one.shape.head_width for one in shapes(fixed.frontier)} == {24}
+    with pytest.raises(SpecError, match="2 `heads` cannot share 3 `kv_heads`"):
+        rotary({"kv_heads": 3})
+
+
+def test_an_override_of_the_heads_keeps_a_width_of_heads_beside_them(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text(rotary({"heads": 2, "head_dim": 12, "budgets": ["20k", "40k"]}).to_yaml())
+    assert load_spec(str(path), ["frontier.heads=1"]).frontier.head_dim == 12
+    path.write_text(rotary({"head_dim": 8}).to_yaml())
+    assert load_spec(str(path), ["frontier.heads=2", "frontier.width_multiple=4"]).frontier.head_dim is None
+
+
+def test_w_and_b_is_named_among_the_trackers_before_its_keys_count() -> None:
+    assert load_spec(SMALL).tracking.also == ()
+    spec = load_spec(SMALL, ["tracking.also=[tensorboard, wandb]", "tracking.wandb.project=depth"])
+    assert spec.tracking.also == ("tensorboard", "wandb")
+    assert spec.tracking.wandb is not None
+    assert (spec.tracking.wandb.project, spec.tracking.wandb.mode) == ("depth", "offline")
+    assert "also: [tensorboard, wandb]" in refusal(
+        "tracking.also=[tensorboard]", "tracking.wandb.mode=online"
+    )
+    assert "tracking.also" in refusal("tracking.also=[comet]")
+    assert "tracking.wandb.project" in refusal("tracking.also=[wandb]", "tracking.wandb.project=a/b")
+    assert "more than once" in refusal("tracking.also=[wandb, wandb]")

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.numbers import duration
@@ -23,6 +25,7 @@ from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
 from tests.command import interplay
 from tests.tables import foreign_runs
+from tests.trainables.data.tokenizer_files import save
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
@@ -55,6 +58,7 @@ ELSEWHERE = {
     "make lint": "as above",
     "make study": "test_quickstart.py, by the same target",
     "make evidence": "nothing: it takes an hour; tests/study/spec/test_presets.py plans its study",
+    "make evidence-families": "as above, half an hour",
     "make test-gpu": "tests/gpu, which `make test` and `make test-gate` run in miniature",
     "make bench-gpu": "tests/gpu/test_stages.py, in miniature",
     "make bench": "test_bench.py runs its quick parts; the whole takes ten minutes",
@@ -69,6 +73,8 @@ ELSEWHERE = {
     ".venv/bin/python -m tests.coverage.reader --studies 20": "tests/coverage/test_reader.py, without a fit",
     ".venv/bin/python -m tests.bench plan": "test_bench.py, with the interpreter it has",
     "torchrun --nproc-per-node 2 -m trainables cell.json --tensor-parallel 2": "test_parallel.py, on another cell",
+    "interplay run quickstart 'frontier.flops=[4e9, 1e10, 3e10]' training.batch=4 name=isoflop": "tests/study/run/"
+    "test_study.py, a smaller study",
     "interplay export text L4-d24-s0 --out model": "tests/study/results/test_export.py, another study",
     "interplay report quickstart": "tests/study/commands/test_series.py, another study",
     "interplay ui": "test_ui.py, which also ends it",
@@ -135,6 +141,7 @@ AFTER_QUICKSTART = (
 #: Commands that train, run with the slow tests, and what else cuts them short.
 SLOW = {
     "interplay run text data.path=corpus.txt": "",
+    "interplay run llama-text data.path=corpus.txt": "",
     "interplay run text resources.tensor_parallel=2": " frontier.budgets=[12000]",
     "interplay run text 'vary={training.parametrisation: [sp, completep]}' name=transfer": " "
     "frontier.budgets=[12000,27850]",
@@ -189,6 +196,17 @@ def run(command, folder, start=interplay):
     return done
 
 
+def provide(command, folder):
+    """Write the files and columns that a command of the pages names beside those of `folder`."""
+    if "data.tokenizer=my-tokenizer" in command:
+        save(folder / "my-tokenizer", "llama")
+    if "bits_per_byte=val_bpb" in command:
+        runs = pd.read_csv(folder / "their_runs.csv")
+        runs.assign(val_bpb=runs["final_loss"] / 2.5).to_csv(folder / "their_runs.csv", index=False)
+    if "data.path=train.bin" in command:
+        (np.arange(60_000) % 50_257).astype(np.uint16).tofile(folder / "train.bin")
+
+
 @pytest.fixture
 def folder(tmp_path):
     """What the pages assume a reader has: a table of runs, a text, and a machine that has timed its steps once."""
@@ -216,6 +234,7 @@ def with_marks(command):
 
 @pytest.mark.parametrize("command", map(with_marks, QUICK))
 def test_a_command_of_the_pages_works(command, folder):
+    provide(command, folder)
     done = run(command, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout

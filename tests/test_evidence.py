@@ -1,8 +1,13 @@
 """The study of English text: its page quotes what its run table gives."""
 
+import json
 from pathlib import Path
 
+import pytest
+
 import interplay
+from study.plan.plan import make_plan
+from study.spec.study import load_spec, studies
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -21,3 +26,35 @@ def test_the_study_plans_the_rows_of_the_table(tmp_path):
     shapes = set(zip(planned["depth"], planned["width"], planned["seed"], strict=True))
     trained = set(zip(rows["depth"], rows["width"], rows["seed"], strict=True))
     assert trained <= shapes
+
+
+def test_the_page_quotes_the_series_of_both_families():
+    page = (DOCS / "evidence.md").read_text()
+    section = page.split("# GPT-2 and Llama blocks on the same text")[1]
+    quoted = section.split("```text\n")[1].split("\n```")[0].splitlines()
+    series = json.loads((DOCS / "evidence" / "families" / "series.json").read_text())
+    assert quoted == series["answers"][: len(quoted)]
+    losses = {}
+    for network in ("gpt2", "llama"):
+        runs = DOCS / "evidence" / f"families-network-{network}" / "runs.csv"
+        fitted = interplay.fit(runs).to_json()
+        (pair,) = [item for item in fitted["crossings"] if (item["shallow"], item["deep"]) == (1, 2)]
+        (stated,) = [item for item in series["crossings"] if (item["value"], item["shallow"]) == (network, 1)]
+        assert pair["status"] == stated["status"]
+        assert pair["params"] == pytest.approx(stated["params"], rel=1e-6)
+        losses[network] = interplay.read(runs).frame.groupby(["depth", "width"])["loss"].mean()
+    gains = (losses["gpt2"] - losses["llama"]).groupby("depth").agg(["min", "max"]).round(2)
+    assert gains.loc[1].tolist() == [-0.09, 0.08]
+    assert gains.loc[2].tolist() == [0.10, 0.22]
+    assert gains.loc[4].tolist() == [0.17, 0.27]
+
+
+@pytest.mark.parametrize("network", ["gpt2", "llama"])
+def test_the_series_plans_the_rows_of_its_tables(tmp_path, network):
+    text = tmp_path / "docs.txt"
+    text.write_text("a few words of English. " * 60_000)
+    given = load_spec(str(DOCS / "evidence" / "families.yaml"), [f"data.path={text}"])
+    (spec,) = [one for one in studies(given) if one.training.network == network]
+    planned = {(p.cell.shape.depth, p.cell.shape.width, p.cell.seed, p.tokens) for p in make_plan(spec).cells}
+    rows = interplay.read(DOCS / "evidence" / f"families-network-{network}" / "runs.csv").frame
+    assert set(zip(rows["depth"], rows["width"], rows["seed"], rows["tokens"], strict=True)) == planned

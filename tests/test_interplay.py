@@ -116,6 +116,22 @@ def test_tables_of_any_library_and_rows_as_dicts_have_the_same_answer(answer, fr
     assert interplay.fit(form(frame), loss="my_loss").fit.crossings == answer.fit.crossings
 
 
+def test_an_answer_in_bits_per_byte_has_other_losses_and_the_same_shapes(answer, frame):
+    text = frame.assign(size=4.0)
+    bits = interplay.fit(text, loss="my_loss", bytes_per_token="size", unit="bpb")
+    per_nat = 1 / 4 / math.log(2)
+    assert bits.to_json()["unit"] == "bits per byte"
+    pd.testing.assert_frame_equal(bits.crossings, answer.crossings)
+    assert bits.best["loss"].tolist() == pytest.approx((per_nat * answer.best["loss"]).tolist())
+    assert bits.best["depth"].tolist() == answer.best["depth"].tolist()
+    one, other = (found.recommend(1e6) for found in (answer, bits))
+    assert (one.depth, one.width, one.depth_interval) == (other.depth, other.width, other.depth_interval)
+    assert other.near_optimal.within == pytest.approx(per_nat * one.near_optimal.within)
+    assert bits.recommend(1e6, 0.002).near_optimal.within == pytest.approx(0.002)
+    with pytest.raises(InputError, match="bytes per token"):
+        interplay.fit(frame, loss="my_loss", unit="bpb")
+
+
 @pytest.mark.parametrize("source", [[], [1, 2], None, {"depth": 1}, [{"depth": 1}, 3]])
 def test_what_is_no_source_is_one_error_that_says_what_is(source):
     with pytest.raises(InputError, match="is no source of runs: give the name of a study"):

@@ -55,7 +55,7 @@ FLOORS = {
         {"law"},
         {"curves"},
         {"runs"},
-        {"intervals", "tables", "threads"},
+        {"intervals", "tables", "threads", "units"},
         {"files", "numbers"},
         {"errors"},
     ],

@@ -30,6 +30,7 @@ from study.errors import SpecError
 from study.spec.study import load_spec
 from tests.environment import environment_without, free_port
 from tests.study.small import SMALL
+from tests.trainables.data.tokenizer_files import save
 
 ROOT = Path(__file__).parents[2]
 
@@ -206,6 +207,17 @@ def test_data_within_the_checkout_go_along_by_a_path_that_holds_there(sent, chec
     _, files = sent("text", "data.path=corpus.txt")
     assert "corpus.txt" in files
     assert yaml.safe_load(files["text.submitted.yaml"])["data"]["path"] == "corpus.txt"
+
+
+def test_a_tokenizer_within_the_checkout_goes_along(sent, checkout, dashboard, capsys, monkeypatch):
+    for folder in ("mine", "results/mine"):
+        save(checkout / folder, "llama")
+    _, files = sent("text", "data.path=corpus.txt", "data.tokenizer=mine")
+    assert "mine/tokenizer.json" in files
+    data = yaml.safe_load(files["text.submitted.yaml"])["data"]
+    assert (data["tokenizer"], data["vocabulary"]) == ("mine", 700)
+    other = ("data.path=corpus.txt", "data.tokenizer=results/mine")
+    assert "`data.tokenizer` is" in refused(capsys, monkeypatch, "text", *other)
 
 
 def test_the_files_of_a_series_go_along_too(sent, checkout, dashboard, capsys, monkeypatch):

@@ -368,7 +368,8 @@ def test_every_layout_has_the_diagnostics_of_the_plain_one(root, expected, preci
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", KINDS[3:], ids=lambda recipe: "-".join(recipe.values()))
 def test_other_networks_are_looked_into_without_a_bit_changed(root, recipe):
-    names = [name for name in DIAGNOSTICS if name != "induction" or "network" not in recipe]
+    is_analysed = recipe.get("network") == "analysed"
+    names = [name for name in DIAGNOSTICS if name != "induction" or not is_analysed]
     one = cell(steps=4, depth=3, **recipe)
     bare = train(one, data_root=root, evaluations=2)
     looked = train(one, data_root=root, evaluations=2, diagnostics=names)
@@ -378,7 +379,7 @@ def test_other_networks_are_looked_into_without_a_bit_changed(root, recipe):
         for layer in (1, 2, 3):
             assert {f"{name}/{layer}"} <= set(looked.start)
             assert {f"{name}/{layer}"} <= set(looked.evaluations[-1].measures)
-    if "network" in recipe:
+    if is_analysed:
         # It has no feed-forward networks.
         assert looked.start["rank_residual_noskip/3"] == looked.start["rank_residual_attention/3"]
         assert looked.start["rank_residual_noffn/3"] == looked.start["rank_residual/3"]

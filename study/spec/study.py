@@ -3,7 +3,6 @@
 Importing this module loads no training library.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,14 @@ from study.spec.messages import explain
 from study.spec.resources import ResourcesSection, TrackingSection
 from study.spec.search import CrossingSection, GridSection, SearchSection, SensitivitySection
 from study.spec.section import Section, distinct
-from study.spec.training import LENGTHS, ROUNDING, TableRate, TrainingSection
+from study.spec.training import (
+    LENGTHS,
+    ROUNDING,
+    TableRate,
+    TrainingSection,
+    largest_batch,
+    whole_steps,
+)
 from trainables.cell import Precision, Recipe
 from trainables.data import DataSpec
 from trainables.diagnostics import Diagnostic
@@ -157,10 +163,8 @@ class StudySpec(Section):
         if found.compute is None:
             return self.training.step_counts(found.shape)
         exact, batch = self._exact_steps(found), self.training.batch
-        steps = max(1, round(exact))
-        if abs(steps / exact - 1) > ROUNDING:
-            # From 1 / (2 · ROUNDING) steps on, half a step is less than `ROUNDING`.
-            most = math.floor(2 * ROUNDING * exact * batch)
+        if (steps := whole_steps(exact)) is None:
+            most = largest_batch(exact * batch)
             least = found.compute / (2 * ROUNDING * exact * batch)
             fix = (
                 f"set `training.batch: {most}` or less" if most else f"start `frontier.flops` at {least:.2g}"

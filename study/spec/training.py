@@ -108,6 +108,21 @@ LENGTHS = ("steps", "tokens", "tokens_per_parameter")
 #: by 2 % at most, within which `analysis.runs.tokens` takes them for one number of tokens per parameter.
 ROUNDING = 0.0099
 
+
+def whole_steps(exact: float) -> int | None:
+    """Return the nearest whole number of steps, at least 1; None if it misses the exact one by more than `ROUNDING`."""
+    steps = max(1, round(exact))
+    return None if abs(steps / exact - 1) > ROUNDING else steps
+
+
+def largest_batch(sequences: float) -> int:
+    """Return the largest batch in which a cell of so many sequences has whole steps within `ROUNDING`; 0 if none is.
+
+    From 1 / (2 · ROUNDING) steps on, half a step is less than `ROUNDING`.
+    """
+    return math.floor(2 * ROUNDING * sequences)
+
+
 #: Least ratio of two numbers of `tokens`, so that `--tokens` names one of them (`analysis.runs.tokens.NEAR_LEVEL`).
 APART = 1.05
 
@@ -171,10 +186,8 @@ class TrainingSection(Section, RecipeFields):
             return self._fixed_steps
         tokens = self.tokens_per_parameter * shape.budget_params
         wanted = tokens / (self.batch * self.context)
-        steps = max(1, round(wanted))
-        if abs(steps / wanted - 1) > ROUNDING:
-            # From 1 / (2 · ROUNDING) steps on, half a step is less than `ROUNDING`.
-            most = math.floor(2 * ROUNDING * tokens / self.context)
+        if (steps := whole_steps(wanted)) is None:
+            most = largest_batch(tokens / self.context)
             least = math.ceil(self.context / (2 * ROUNDING * shape.budget_params))
             fix = f"set `training.batch: {most}` or less"
             if not most:

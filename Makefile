@@ -20,7 +20,7 @@ help:
 	@echo "make fuzz       an hour of hostile specs, overrides and run tables"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed and memory, as ratios against a named rival in the same run"
-	@echo "make test-gpu   the trainer on one GPU (5 minutes on a card of 16 GB)"
+	@echo "make test-gpu   the trainer on one GPU (10 minutes on a card of 16 GB)"
 	@echo "make bench-gpu  measure one GPU (25 minutes on an H100), docs/gpu.md"
 	@echo "make clean      remove what was built; results/ and .venv stay"
 
@@ -83,7 +83,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench
 
 bench-gpu: $(INSTALLED)
-	@$(BIN)/python -m tests.gpu build/gpu.json
+	@$(BIN)/python -m tests.gpu build/gpu.json --seconds 1500
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

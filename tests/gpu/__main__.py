@@ -1,98 +1,167 @@
 """Measure this machine's GPU: `python -m tests.gpu OUT.json`, or with `--size small` on a card of 16 GB.
 
 It needs no network, no Ray and no installation: from the folder of the repository, a Python with torch (2.11 or newer,
-with CUDA) and the wheels of deepspeed, transformers and pydantic. Each stage runs in a process of its own with a limit,
-and its result is in the file before the next begins; a stage that fails is recorded with its error. `--only STAGE`
-repeats one.
+with CUDA) and the wheels that docs/gpu.md names. `--sitting 1` and `--sitting 2` are for a GPU that is there for a
+quarter of an hour. Steps run in the order of their value, each in a process of its own with a limit. Each row is in the
+file as soon as it is there; a step that fails is recorded with its error, and one that does not fit into `--seconds`
+as left out. `--only STAGE`, `--case`, and `--who` choose or repeat some.
 """
 
 import argparse
 import json
-import subprocess
+import math
 import sys
-import tempfile
 import time
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.gpu import sizes as all_sizes
+from analysis.files import write_json
+from tests.gpu.plan import EVERYTHING, SITTINGS, WHO, Step, chosen
+from tests.gpu.processes import Worker, follow, serve
+from tests.gpu.sizes import FULL, SIZES
 
-ROOT = Path(__file__).parents[2]
-#: The start of a line that holds a row.
-ROW = "row "
-SIZES = {"full": all_sizes.FULL, "small": all_sizes.SMALL, "tiny": all_sizes.TINY}
+COMMAND = (sys.executable, "-m", "tests.gpu", "--stage")
+#: Seconds that the imports of the first process may take, from a cold disk.
+IMPORT_SECONDS = 180.0
+#: Settings that are tried after each other if the first training step fails: NCCL opens a socket even for one rank, and
+#: a machine may have no network interface but the loopback.
+FALLBACKS: tuple[Mapping[str, str], ...] = ({"NCCL_SOCKET_IFNAME": "lo"}, {"INTERPLAY_BACKEND": "gloo"})
 
 
 def main() -> None:
-    """Run the stages, each in its own process, or one in this process."""
+    """Run the chosen steps, or one in this process, or print a file."""
+    stages = list(dict.fromkeys(step.stage for step in EVERYTHING))
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, nargs="?", metavar="OUT.json")
+    parser.add_argument("--sitting", choices=SITTINGS, help="five minutes; default: everything")
+    parser.add_argument("--seconds", type=float, help="leave out what does not fit; default: no limit")
     parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--only", action="append", default=[], metavar="STAGE")
-    parser.add_argument("--stage", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--only", action="append", default=[], choices=stages, metavar="STAGE", help=", ".join(stages)
+    )
+    parser.add_argument("--case", action="append", default=[], choices=FULL.cases)
+    parser.add_argument("--who", action="append", default=[], choices=WHO)
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the tables of a file")
+    parser.add_argument("--stage", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.stage:
-        one(options.stage, options.size)
+        serve(_stages)
         return
-    import torch
-
-    if options.size != "tiny" and not torch.cuda.is_available():
-        sys.exit("This machine shows torch no GPU. `--size tiny` tries the script on the CPU.")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    measure(options.out, options.size, options.only)
-
-
-def one(stage: str, size: str) -> None:
-    """Run a stage in this process and print each row as soon as it is known."""
-    from tests.gpu.stages import STAGES
-
-    with tempfile.TemporaryDirectory() as folder:
-        for row in STAGES[stage][0](SIZES[size], Path(folder)):
-            print(ROW + json.dumps(row), flush=True)
+    if options.show:
+        for name, stage in json.loads(options.show.read_text())["stages"].items():
+            print(table(name, stage))
+        return
+    if options.out is None:
+        parser.error("name the file for the results, such as gpu.json")
+    steps = chosen(options.sitting, options.size, options.only, options.case, options.who)
+    if not steps:
+        parser.error("no step has all of these options")
+    measure(options.out, steps, options.size, options.seconds)
 
 
-def measure(out: Path, size: str, only: list[str]) -> dict[str, Any]:
-    """Run the stages, `only` some or all, and add each to the file as soon as it has ended; return its content."""
-    import torch
+def _stages() -> Any:
+    from tests.gpu import stages
 
-    from tests.gpu.stages import STAGES, this_device
+    return stages
 
-    document = json.loads(out.read_text()) if out.exists() else {}
-    document |= {
-        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU",
-        "planned as": this_device().name,
-        "size": size,
-        "versions": {name: version(name) for name in ("torch", "deepspeed", "transformers")},
-    }
+
+def measure(
+    out: Path,
+    steps: Sequence[Step],
+    size: str,
+    seconds: float | None = None,
+    command: Sequence[str] = COMMAND,
+) -> dict[str, Any]:
+    """Run steps in their order, add every row to the file as soon as it is there, and return the file's content.
+
+    Args:
+        out: the file; steps of earlier calls stay in it, and the settings with which contact worked. What processes
+            print is in `out` with the suffix `.log`.
+        steps: from `tests.gpu.plan`.
+        size: one of `SIZES`; at others than `full`, expected times are not known.
+        seconds: for all steps together.
+        command: starts a process that calls `tests.gpu.processes.serve`.
+
+    Raises:
+        SystemExit: the first process does not start, or finds no GPU and the size is not `tiny`.
+    """
+    begun = time.monotonic()
+    spare = Worker(command)
+    key, value = spare.answer(IMPORT_SECONDS)
+    if key != "ready" or not (value or size == "tiny"):
+        spare.end()
+        sys.exit(
+            "This machine shows torch no GPU. `--size tiny` tries the script on the CPU."
+            if key == "ready"
+            else f"The imports of the stages failed: {value or f'no answer in {IMPORT_SECONDS:.0f} s'}"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    document: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    document |= {"size": size, "seconds": seconds, "steps": [step.title for step in steps]}
+    document.setdefault("environment", {})
     stages = document.setdefault("stages", {})
-    for name, (_, limit) in STAGES.items():
-        if only and name not in only:
-            continue
-        start = time.monotonic()
-        command = [sys.executable, "-m", "tests.gpu", str(out), "--size", size, "--stage", name]
-        found: dict[str, Any] = {}
-        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-            try:
-                subprocess.run(command, cwd=ROOT, stdout=output, stderr=errors, timeout=limit, check=True)
-            except subprocess.CalledProcessError:
-                errors.seek(0)
-                found["error"] = errors.read().strip()[-2000:]
-            except subprocess.TimeoutExpired:
-                found["error"] = f"ended at its limit of {limit:.0f} s"
-            output.seek(0)
-            found["rows"] = [json.loads(line.removeprefix(ROW)) for line in output if line.startswith(ROW)]
-        stages[name] = {"seconds": round(time.monotonic() - start, 1), **found}
-        out.write_text(json.dumps(document, indent=1) + "\n")
-        print(table(name, stages[name]), flush=True)
+    for step in steps:
+        kept = document["environment"]
+        for environment in [kept, *FALLBACKS] if step.stage == "contact" else [kept]:
+            settings = " ".join(f"{name}={value}" for name, value in environment.items())
+            title = step.title if environment is kept else f"{step.title}: {settings}"
+            left = math.inf if seconds is None else seconds - (time.monotonic() - begun)
+            if left <= (step.expected if size == "full" else 0):
+                missing = f"{max(0, left):.0f} s were left, and it takes about {step.expected:.0f} s"
+                stage = stages[title] = {"left out": missing}
+                document["environment"] = kept
+            else:
+                document["environment"] = dict(environment)
+                worker, spare = spare, Worker(command)
+                stage = _run(worker, step, min(step.limit, left), out, document, title)
+                stage["ended at"] = round(time.monotonic() - begun, 1)
+            write_json(out, document)
+            print(table(title, stage), flush=True)
+            if "error" not in stage:
+                break
+        else:
+            # The stage failed with every setting, so none is to blame.
+            document["environment"] = kept
+    spare.end()
+    document["took"] = round(time.monotonic() - begun, 1)
+    write_json(out, document)
     return document
+
+
+def _run(
+    worker: Worker, step: Step, seconds: float, out: Path, document: dict[str, Any], title: str
+) -> dict[str, Any]:
+    """Run a step in a worker, save the document after every row, and return what is recorded of the step."""
+    begun = time.monotonic()
+    stage: dict[str, Any] = {"rows": []}
+    document["stages"][title] = stage
+    try:
+        worker.send(step, document["size"], document["environment"])
+        for key, value in follow(worker, seconds):
+            if key == "about":
+                document.update(value)
+            elif key == "row":
+                stage["rows"].append(value)
+            elif key == "error":
+                stage["error"] = value
+            write_json(out, document)
+    finally:
+        printed = worker.end()
+    stage["seconds"] = round(time.monotonic() - begun, 1)
+    with out.with_suffix(".log").open("a") as log:
+        log.write(f"\n## {title}\n{printed}")
+    return stage
 
 
 def table(name: str, stage: dict[str, Any]) -> str:
     """A stage as a Markdown table."""
-    head = f"\n### {name} ({stage['seconds']:.0f} s)\n\n"
+    if "left out" in stage:
+        return f"\n### {name}\n\nLeft out: {stage['left out']}"
+    head = f"\n### {name} ({stage.get('seconds', 0):.0f} s)\n\n"
+    error = stage.get("error", "")
     if not stage["rows"]:
-        return f"{head}{stage['error']}"
+        return f"{head}{error}".rstrip()
     columns = list(dict.fromkeys(column for row in stage["rows"] for column in row))
     lines = [
         columns,
@@ -100,7 +169,7 @@ def table(name: str, stage: dict[str, Any]) -> str:
         *([text(row.get(column)) for column in columns] for row in stage["rows"]),
     ]
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{head}{rows}\n\n{stage.get('error', '')}".rstrip()
+    return f"{head}{rows}\n\n{error}".rstrip()
 
 
 def text(value: object) -> str:

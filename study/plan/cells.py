@@ -52,6 +52,8 @@ class PlannedCell:
     """Dollars for all ranks, by `Planner.hour`; None without a price."""
     flags: tuple[str, ...]
     """Warnings about the shape and reasons for its layout."""
+    compile_seconds: float = 0.0
+    """The part of `seconds` that compiling the layers takes."""
     level: str = ""
     """The training tokens, or the compute, in words, if the study has several numbers of them."""
     purpose: str = ""
@@ -99,6 +101,7 @@ class PlannedCell:
             "micro_batch": self.layout.sequences(cell.recipe),
             "ranks": self.layout.ranks,
             "seconds": self.seconds,
+            "compile_seconds": self.compile_seconds,
             "cost_dollars": self.cost,
             "flags": list(self.flags),
         }
@@ -223,6 +226,7 @@ class Planner:
             seconds=seconds,
             cost=None if price is None else price * seconds * choice.layout.ranks / resources.sharing / 3600,
             flags=flags,
+            compile_seconds=cost.compile_seconds,
             level=_level(self.spec, found, recipe),
             purpose=purpose,
         )

@@ -6,7 +6,7 @@ from functools import cached_property
 from study.spec.devices import Device
 from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.counts import CHUNK_LOGITS, Memory, memory
+from trainables.model.counts import Memory, memory
 from trainables.model.family import VALUE_BYTES, Flops, Parameters, family
 
 
@@ -36,7 +36,7 @@ class Cost:
     @cached_property
     def memory(self) -> Memory:
         """Bytes of the tensors on the rank that holds most."""
-        return memory(self.shape, self.vocabulary, self.recipe, self.layout)
+        return memory(self.shape, self.vocabulary, self.recipe, self.layout, on_gpu=self.device.is_gpu)
 
     @cached_property
     def training_flops(self) -> float:
@@ -53,9 +53,8 @@ class Cost:
         layout, work, tokens = self.layout, self.flops, self._piece_tokens
         layers = (work.matrices + work.attention) / layout.tensor_parallel + work.norms
         head = work.head / (layout.tensor_parallel if layout.shard_vocabulary else 1)
-        is_chunked = not layout.shard_vocabulary and tokens * self.vocabulary > CHUNK_LOGITS
         passes = 4 if layout.activation_checkpointing else 3
-        return tokens * (passes * layers + (4 if is_chunked else 3) * head)
+        return tokens * (passes * layers + 3 * head)
 
     @property
     def _piece_tokens(self) -> int:
@@ -77,13 +76,18 @@ class Cost:
         exchange = data_exchange_seconds(self.device, self.parameters.total, self.layout)
         return self.layout.pieces(self.recipe) * self.piece_seconds + exchange
 
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of compiling the layers; 0 if they are not."""
+        return self.device.seconds_to_compile if self.layout.compiled else 0.0
+
     def seconds(self, evaluations: int, validation_tokens: int) -> float:
-        """Return the seconds of the whole cell with its evaluations."""
+        """Return the seconds of the whole cell with its evaluations and with compiling its layers."""
         recipe = self.recipe
         tokens = self._piece_tokens * self.layout.data_parallel
         # An evaluation is forward only: a third of the work of training on as many tokens.
         evaluation = -(-validation_tokens // tokens) * self.piece_seconds / 3
-        return recipe.steps * self.step_seconds + evaluations * evaluation
+        return recipe.steps * self.step_seconds + evaluations * evaluation + self.compile_seconds
 
 
 def step_seconds(

@@ -14,6 +14,9 @@ from study.spec.resources import MinWidth, ResourcesSection
 from trainables.cell import Recipe, Shape
 from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
+from trainables.model.attention_kernel import FLASH_WIDTH, attention_kernel
+from trainables.model.counts import ONE_PASS_LOGITS
+from trainables.model.family import family
 
 #: ASSUMPTION: resident memory of a rank's process on CPU before its first tensor (measured 490 MB).
 PROCESS_BYTES = 500_000_000
@@ -24,9 +27,9 @@ GPUS_OF_A_MACHINE = 8
 #: ASSUMPTION: tokens that a GPU processes at once if `micro_batch` is auto. More fill no more of it, and leave no room
 #: for what the estimate of the memory misses.
 TOKENS_AT_ONCE = 65_536
-#: ASSUMPTION: a cell of this length or more gains from compiled layers: compilation takes a minute, and saved others a
-#: sixth of a step at 8B parameters (torchtitan) and half at 124M (nanoGPT on an A100).
-SECONDS_TO_COMPILE = 600.0
+#: ASSUMPTION: a cell gains from compiled layers if its steps take longer than this many times what compiling takes:
+#: compiled steps saved others a sixth of their time at 8B parameters (torchtitan) and half at 124M (nanoGPT, A100).
+WORTH_COMPILING = 5.0
 #: Number of slots tried when looking for a remedy.
 MANY_SLOTS = 1024
 #: The width of a head in most models of more than a hundred million parameters.
@@ -114,9 +117,9 @@ class LayoutPlanner:
         found = self._first_fit(shape)
         if found is not None:
             asked, seconds = self.resources.compile, self.recipe.steps * found.step_seconds
-            is_worth_it = self.device.is_gpu and seconds > SECONDS_TO_COMPILE
+            is_worth_it = self.device.is_gpu and seconds > WORTH_COMPILING * self.device.seconds_to_compile
             wanted = asked == "always" or (asked == "auto" and is_worth_it)
-            if wanted and found.layout.can_compile(self.recipe):
+            if wanted and self._compiled_parts(found.layout):
                 found = self.cost(shape, found.layout.model_copy(update={"compiled": True}))
             return Choice(found, tuple(self._flags(found)))
         if not self.must_fit:
@@ -146,7 +149,7 @@ class LayoutPlanner:
                 self.resources.tensor_parallel, shape, shape.key_value_heads, self.together
             )
             for data in _degrees(self.resources.data_parallel, shape, self.recipe.batch, self.slots)
-            if tensor * data <= (self.slots if self.device.trials == 1 else 1)
+            if tensor * data <= (1 if self.device.trials > 1 or self.device.is_slice else self.slots)
             and (self.recipe.optimizer != "muon" or not self._layout(tensor, data).divides_matrices)
         ]
         for tensor, data in sorted(degrees, key=lambda pair: (pair[0] * pair[1], pair[0])):
@@ -224,10 +227,29 @@ class LayoutPlanner:
             else:
                 yield "activations recomputed"
         if layout.compiled:
-            yield "layers compiled"
+            yield f"{self._compiled_parts(layout)} compiled, about {cost.compile_seconds:.2g} s"
+        if self.device.is_gpu and not family(self.recipe.network).keeps_scores:
+            yield from self._attention(cost.shape.head_width)
         if layout.pieces(self.recipe) > 1:
             groups = f" in each of {layout.data_parallel} groups" if layout.data_parallel > 1 else ""
             yield f"batch in {layout.pieces(self.recipe)} pieces of {layout.sequences(self.recipe)}{groups}"
+
+    def _compiled_parts(self, layout: Layout) -> str:
+        """Return what of a model can be compiled, in words; empty if nothing."""
+        logits = layout.sequences(self.recipe) * self.recipe.context * self.vocabulary
+        is_one_pass = layout.can_compile and logits > ONE_PASS_LOGITS
+        parts = {"layers": layout.compiles_layers(self.recipe), "loss": is_one_pass}
+        return " and ".join(name for name, is_compiled in parts.items() if is_compiled)
+
+    def _attention(self, head_width: int) -> Iterator[str]:
+        """Yield a flag for heads of which a GPU has no fast kernel; it has no width, so that shapes share it."""
+        precision = self.recipe.precision
+        kernel = attention_kernel(head_width, precision)
+        if kernel == "math":
+            group, wide = (8, f"wider than {FLASH_WIDTH} and ") if precision == "bf16" else (4, "")
+            yield f"heads {wide}no multiple of {group}: no fused attention, scores of T x T are stored"
+        elif kernel == "efficient" and precision == "bf16":
+            yield f"heads wider than {FLASH_WIDTH}: no flash attention, a slower fused kernel"
 
     def _too_large(self, shape: Shape) -> str:
         ends = (layout(piece) for layout, pieces in self._layouts(shape) for piece in {pieces[0], pieces[-1]})

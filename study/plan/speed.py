@@ -40,6 +40,7 @@ class Speed:
         cells: names of the measured cells.
         date: day of the measurement.
         busy: whether other work took a part of the processors meanwhile.
+        compile_seconds: of a cell whose layers are compiled; None if no such cell was measured.
     """
 
     step: float
@@ -52,15 +53,18 @@ class Speed:
     cells: list[str]
     date: str
     busy: bool
+    compile_seconds: float | None = None
 
     def of(self, device: Device) -> Device:
         """Return the device with its constants as measured."""
+        compiling = self.compile_seconds
         return replace(
             device,
             seconds_per_step=self.step,
             seconds_per_step_layer=self.layer,
             seconds_per_value=device.seconds_per_value * self.work,
             utilisation=device.utilisation / self.work,
+            seconds_to_compile=device.seconds_to_compile if compiling is None else compiling,
         )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from study.plan.speed import Speed, deciding, fitted, keep, machine
 from study.spec.devices import DEVICES
+from study.workers.environment import COMPILE_CACHE, added_variables
 from trainables.data import DataSpec
 from trainables.data.packing import OnProgress
 from trainables.data.store.batches import window_count
@@ -160,7 +162,7 @@ def time_steps(plan: Plan, data: str | Path, console: Console) -> Timed:
         found = _step_times(
             asked, str(data), workers, limit, Path(scratch), lambda done, left: status.update(
                 f"timing a few steps: {done} of {len(cells)} cells, at most {duration(left)} left"
-            ),
+            ), on_gpu=device.is_gpu,
         )  # fmt: skip
     times = [max(same, key=lambda one: one.step_seconds) for same in zip(*found, strict=False)]
     if not times:
@@ -169,6 +171,7 @@ def time_steps(plan: Plan, data: str | Path, console: Console) -> Timed:
     costs = [replace(planner.layouts.choose(p.cell.shape).cost, device=DEVICES[device.name]) for p in cells]
     step, layer, work = fitted(costs, [one.step_seconds for one in times])
     computing = min(one.computing for same in found for one in same)
+    compiling = [one.compile_seconds for one in times if one.compile_seconds is not None]
     speed = Speed(
         step=step, layer=layer, work=work,
         machine=machine(device), device=device.name, workers=plan.slots,
@@ -176,13 +179,21 @@ def time_steps(plan: Plan, data: str | Path, console: Console) -> Timed:
         cells=[f"L{p.cell.shape.depth}-d{p.cell.shape.width}" for p in cells],
         date=datetime.now(UTC).date().isoformat(),
         busy=not device.is_gpu and computing < QUIET_SHARE,
+        compile_seconds=statistics.median(compiling) if compiling else None,
     )  # fmt: skip
     keep(speed)
     return Timed(list(zip(cells, times, strict=True)), speed)
 
 
 def _step_times(
-    asked: str, data: str, workers: int, limit: float, scratch: Path, show: Callable[[int, float], None]
+    asked: str,
+    data: str,
+    workers: int,
+    limit: float,
+    scratch: Path,
+    show: Callable[[int, float], None],
+    *,
+    on_gpu: bool,
 ) -> list[list[StepTimes]]:
     """Run `trainables.train.step_times` in some processes at a time; return what each has timed within the limit.
 
@@ -190,6 +201,9 @@ def _step_times(
     """
     command = [sys.executable, "-m", "trainables.train.step_times", data]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment |= added_variables(environment, on_gpu=on_gpu, compile_cache=None)
+    # Empty, so that a second measurement has to compile too.
+    environment[COMPILE_CACHE] = str(scratch / "compiled")
     (scratch / "cells").write_text(asked)
     outputs = [scratch / f"{index}.out" for index in range(workers)]
     began = time.monotonic()

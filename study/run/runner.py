@@ -1,6 +1,7 @@
 """`interplay run`: train the missing cells of a study, then fit and report."""
 
 import functools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ from study.run.console import Viewer
 from study.run.interrupts import stop_signals
 from study.run.preparation import is_worth_timing, packed, time_steps
 from study.run.recorder import Recorder
-from study.run.trial import TrialSettings
+from study.run.trial import GpuSettings, TrialSettings
 from study.run.tuner import run_cells
 from study.search import Source, make_search
 from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
@@ -266,10 +267,14 @@ class _Run:
             checkpoint_every=None if every == "auto" else every,
             evaluations=resources.evaluations,
             diagnostics=self.spec.diagnostics,
-            needs_gpu=resources.gpus_per_trial > 0,
+            gpu=GpuSettings(trials=resources.sharing, vocabulary=self.plan.vocabulary)
+            if resources.gpus_per_trial
+            else None,
             model_root=paths.models if resources.keep_weights == "final" else None,
             revision=self.recorder.revision,
             gang_timeout=resources.gang_timeout_seconds,
+            # Many machines at once would be slow on a shared disk, and other machines may not reach this one's.
+            compile_cache=f"interplay-{os.getuid()}-{paths.name}" if self.cluster else paths.compiled,
         )
 
     def _done(self) -> dict[str, float | None]:

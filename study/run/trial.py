@@ -3,24 +3,47 @@
 import functools
 import gc
 import json
+import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from study.workers.causes import LossCause, Place, loss_cause, own_place
+from study.spec.devices import USABLE_MEMORY
+from study.workers.causes import LossCause, Place, as_text, loss_cause, message, own_place
+from study.workers.environment import added_variables
 from study.workers.ray_session import stop_requested
 from study.workers.spot_notice import spot_notices
 from trainables.cell import Cell, Recipe
 from trainables.diagnostics import Diagnostic
 from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
+from trainables.model.counts import memory
 from trainables.progress import Progress, Result
 from trainables.record import Keep
 from trainables.storage.storage import MARKER, located, open_storage, under
+
+#: Seconds that memory of a GPU may take to become free; the driver takes it back from a dead process within a second.
+FREE_SECONDS = 5.0
+
+
+class HeldMemoryError(MemoryError):
+    """Other processes hold so much of a GPU that a cell does not fit into the rest."""
+
+
+class GpuSettings(BaseModel):
+    """What a trial on a GPU needs to keep to its part of the memory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trials: int
+    """Trials that share a GPU."""
+    vocabulary: int
+    """Symbols of the data, for the estimate of a cell's memory."""
 
 
 class TrialSettings(BaseModel):
@@ -35,7 +58,10 @@ class TrialSettings(BaseModel):
     """Seconds; None as often as takes a twentieth of the time, and at most twice a minute."""
     evaluations: int
     diagnostics: tuple[Diagnostic, ...] = ()
-    needs_gpu: bool = False
+    gpu: GpuSettings | None = None
+    """None for a trial on a CPU."""
+    compile_cache: str | Path | None = None
+    """Folder of compiled layers, absolute or below the temporary folder of the machine; None leaves it to torch."""
     model_root: str | Path | None = None
     """For the final weights; None keeps none."""
     revision: str | None = None
@@ -107,7 +133,7 @@ def _train(cell: Cell, **options: Any) -> Result:
     return train(cell, **options)
 
 
-def _train_on_gpu(train: Callable[..., Result], cell: Cell, **options: Any) -> Result:
+def _train_on_gpu(train: Callable[..., Result], gpu: GpuSettings, cell: Cell, **options: Any) -> Result:
     from trainables.ranks.process_group import device
 
     if device().type != "cuda":
@@ -115,7 +141,59 @@ def _train_on_gpu(train: Callable[..., Result], cell: Cell, **options: Any) -> R
             "the study is planned for a GPU (resources.device), but this machine shows none to torch."
         )
     check_gpu(device())
+    limit_memory(device(), gpu.trials)
+    layout = options["layout"]
+    needed = memory(cell.shape, gpu.vocabulary, cell.recipe, layout, on_gpu=True).total
+    _check_memory(device(), needed, layout.sequences(cell.recipe))
     return train(cell, **options)
+
+
+def limit_memory(place: Any, trials: int) -> None:
+    """Limit what torch allocates on a GPU to the part that the plan assumes of trials that share it."""
+    import torch
+
+    if trials > 1:
+        torch.cuda.set_per_process_memory_fraction(USABLE_MEMORY / trials, place)
+
+
+def _check_memory(place: Any, needed: int, sequences: int) -> None:
+    import torch
+
+    deadline = time.monotonic() + FREE_SECONDS
+    while True:
+        free, total = torch.cuda.mem_get_info(place)
+        reserved = torch.cuda.memory_reserved(place)
+        reusable = reserved - torch.cuda.memory_allocated(place)
+        try:
+            check_free_memory(needed, sequences, free, reusable, total - free - reserved)
+        except HeldMemoryError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+        else:
+            return
+
+
+def check_free_memory(needed: int, sequences: int, free: int, reusable: int, others: int) -> None:
+    """Raise a HeldMemoryError if a cell does not fit into what other processes leave of a GPU.
+
+    It counts as out of memory: `in_memory` tries fewer sequences at once, and if not even one fits, the trial is tried
+    again elsewhere.
+
+    Args:
+        needed: bytes by the estimate of the plan.
+        sequences: that the cell processes at once.
+        free: bytes that the driver has left.
+        reusable: bytes that this process holds and no longer uses.
+        others: bytes that other processes hold, and the contexts of all (0.5 GB each).
+    """
+    if needed > free + reusable:
+        gigabytes = [f"{count / 1e9:.1f}" for count in (needed, free + reusable, others)]
+        raise HeldMemoryError(
+            f"{sequences} sequences at once need about {gigabytes[0]} GB of the GPU of {socket.gethostname()}, and "
+            f"{gigabytes[1]} GB are free: other processes hold about {gigabytes[2]} GB. End them (`nvidia-smi` lists "
+            "them), or run the study on another GPU (CUDA_VISIBLE_DEVICES)"
+        )
 
 
 def check_gpu(place: Any) -> None:
@@ -149,9 +227,11 @@ def in_memory(attempt: Callable[[Layout], Result], layout: Layout, recipe: Recip
             smaller = layout.with_half_the_sequences(recipe)
             if loss_cause(error) is not LossCause.MEMORY or smaller is None:
                 raise
+            is_held = HeldMemoryError.__name__ in as_text(error)
+            why = f"out of memory with {layout.sequences(recipe)} sequences at once"
             notes.append(
-                f"out of memory with {layout.sequences(recipe)} sequences at once, so {smaller.sequences(recipe)} "
-                f"from there on; `resources.micro_batch: {smaller.sequences(recipe)}` sets it."
+                f"{message(error) if is_held else why}, so {smaller.sequences(recipe)} from there on; "
+                f"`resources.micro_batch: {smaller.sequences(recipe)}` sets it."
             )
         else:
             return result.model_copy(update={"notes": (*result.notes, *notes)})
@@ -180,6 +260,8 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     cell = Cell.model_validate_json(config["cell"])
     layout = Layout.model_validate_json(config["layout"])
     settings = TrialSettings.model_validate_json(config["settings"])
+    on_gpu = settings.gpu is not None
+    os.environ.update(added_variables(os.environ, on_gpu=on_gpu, compile_cache=settings.compile_cache))
     options: dict[str, Any] = {
         "data_root": located(settings.data_root),
         "checkpoints": under(settings.checkpoint_root, cell.key),
@@ -197,8 +279,8 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
         send(progress=progress)
 
     send(place=own_place())
-    if settings.needs_gpu:
-        train = functools.partial(_train_on_gpu, train)
+    if settings.gpu:
+        train = functools.partial(_train_on_gpu, train, settings.gpu)
 
     def attempt(layout: Layout) -> Result:
         given = {**options, "layout": layout}
@@ -215,6 +297,6 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
         send(interrupted=True)
     else:
         send(result=result)
-    if settings.needs_gpu:
+    if settings.gpu:
         # The process trains the next cell, and other processes may share the GPU.
         _release_memory()

@@ -3,9 +3,11 @@
 import functools
 import logging
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from trainables.cell import Precision
 
@@ -22,6 +24,13 @@ GPU_UTILISATION = 0.35
 #: same Python).
 GPU_SECONDS_PER_STEP = 2e-3
 GPU_SECONDS_PER_STEP_LAYER = 3e-4
+#: ASSUMPTION, not measured: time that a GPU cell takes longer because its layers are compiled. 25 to 40 s are expected
+#: for the first shape of a study and 8 to 15 s for each further one, which finds most kernels compiled.
+GPU_SECONDS_TO_COMPILE = 12.0
+#: Accelerators that MIG divides into slices, and the compute units of each. A slice is called by its units and its
+#: memory, such as 1g.10gb, and 1c.3g.40gb if it shares the memory of three units with others (NVIDIA's MIG user guide).
+DIVISIBLE, UNITS = ("A100", "H100", "H200", "B200"), 7
+SLICE = r"(?:([1-7])c\.)?([1-7])g\.([0-9]+)gb"
 #: ASSUMPTION: the share of a link's rate on the data sheet that an all-reduce reaches, and the fixed time of one.
 LINK_SHARE = 0.75
 GPU_SECONDS_PER_EXCHANGE = 3e-5
@@ -49,10 +58,14 @@ class Device:
     """Fixed cost of a collective among ranks."""
     seconds_per_value: float = 0.0
     """Cost of the elementwise work of one token, layer and unit of width in training."""
+    seconds_to_compile: float = GPU_SECONDS_TO_COMPILE
+    """Time that compiled layers add to a cell before they gain any."""
     accelerator: str | None = None
     """Ray's name of the GPU, a resource of the machines that have it; None for a CPU."""
     trials: int = 1
     """Trials that share it, each with its part of the memory."""
+    is_slice: bool = False
+    """Whether it is a MIG slice of a card: a process sees one, and slices do not reach one another."""
 
     @property
     def is_gpu(self) -> bool:
@@ -83,6 +96,8 @@ _DEVICES = (
         seconds_per_step=1e-4,
         seconds_per_step_layer=1.3e-3,
         seconds_per_value=1.9e-8,
+        # Measured on 2026-11-28 beside other work: 39 s for L1 d12 with nothing compiled before, 3 s when it was.
+        seconds_to_compile=40.0,
         # Gloo on loopback between two processes of the same machine, 2026-11-21: 0.4 ms for up to 128 KB, and 1.4
         # to 1.6 GB/s above.
         link=1.5e9,
@@ -100,8 +115,29 @@ _DEVICES = (
     _gpu("b200-180gb", "NVIDIA B200 180 GB", "B200", 180, bf16=2250, fp32=75, link=900),
 )
 
-#: All devices by name.
-DEVICES: Mapping[str, Device] = MappingProxyType({device.name: device for device in _DEVICES})
+
+class _Devices(dict[str, Device]):
+    """The whole devices by name, and on request the slices of them."""
+
+    def __missing__(self, name: str) -> Device:
+        """Return a slice such as `h100-80gb-1g.10gb`: its own memory, and of its card's peak a seventh per unit."""
+        card, _, size = name.rpartition("-")
+        slice_, whole = re.fullmatch(SLICE, size), self.get(card)
+        if slice_ is None or whole is None or whole.memory is None or whole.accelerator not in DIVISIBLE:
+            raise KeyError(name)
+        part, units, gigabytes = slice_.groups()
+        memory, share = int(gigabytes) * 10**9, int(part or units) / UNITS
+        if memory > whole.memory:
+            raise KeyError(name)
+        peak = {precision: share * rate for precision, rate in whole.peak.items()}
+        title = f"a slice {size} of {whole.title}"
+        return replace(
+            whole, name=name, title=title, memory=memory, peak=MappingProxyType(peak), is_slice=True
+        )
+
+
+#: All devices by name: `DEVICES[name]` also has the slices of those that can be divided, which are not listed.
+DEVICES: Mapping[str, Device] = MappingProxyType(_Devices({device.name: device for device in _DEVICES}))
 
 
 def cores() -> int:
@@ -126,22 +162,31 @@ def usable_memory(device: Device, slots: int = 1, share: int | None = None) -> i
 
 
 def local_gpus() -> int:
-    """Return the number of NVIDIA GPUs this process may use."""
+    """Return the number of NVIDIA GPUs this process may use, or of the slices that CUDA_VISIBLE_DEVICES names."""
+    visible = _visible_gpus()
+    return len(_gpu_names()) if visible is None else len(visible)
+
+
+def _visible_gpus() -> list[str] | None:
+    """The indices and ids in CUDA_VISIBLE_DEVICES; None if it is not set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in {"", "-1"}])
-    return len(_gpu_names())
+    names = None if visible is None else map(str.strip, visible.split(","))
+    return None if names is None else [name for name in names if name not in {"", "-1"}]
 
 
 def local_device() -> str:
-    """Return the name of this machine's GPU in `DEVICES`; `cpu` if there is none."""
-    models = _gpu_names() if local_gpus() else ()
+    """Return the name of this machine's GPU, or of its MIG slice, in `DEVICES`; `cpu` if there is none."""
+    slices = tuple(name for name in _visible_gpus() or () if name.startswith("MIG-"))
+    models = (_gpu_names(slices) or _gpu_names()) if local_gpus() else ()
     return next(filter(None, map(device_of, models)), "cpu")
 
 
 @functools.cache
-def _gpu_names() -> tuple[str, ...]:
-    """The driver's names of this machine's NVIDIA GPUs, without CUDA, whose context takes memory of each."""
+def _gpu_names(slices: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The driver's names of this machine's NVIDIA GPUs, or of slices by their ids, without CUDA.
+
+    CUDA's context takes memory of each GPU.
+    """
     import pynvml
 
     try:
@@ -154,16 +199,46 @@ def _gpu_names() -> tuple[str, ...]:
             "NVIDIA's driver does not answer (%s), so this machine counts as one without a GPU.", error
         )
         return ()
+    if slices:
+        try:
+            return tuple(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(name)) for name in slices)
+        except pynvml.NVMLError:
+            # CUDA also takes the beginning of an id. The cards then name their first slices.
+            return ()
     cards = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-    return tuple(map(pynvml.nvmlDeviceGetName, cards))
+    return tuple(pynvml.nvmlDeviceGetName(_first_slice(card) or card) for card in cards)
+
+
+def _first_slice(card: Any) -> Any:
+    """The handle of a divided card's first slice, the only one that CUDA shows without ids; None if it is whole."""
+    import pynvml
+
+    try:
+        is_divided, _ = pynvml.nvmlDeviceGetMigMode(card)
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(card) if is_divided else 0
+    except pynvml.NVMLError:
+        # Such as a card that cannot be divided.
+        return None
+    for index in range(count):
+        try:
+            return pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index)
+        except pynvml.NVMLError_NotFound:
+            continue
+    return None
 
 
 def device_of(model: str) -> str | None:
-    """Return the name in `DEVICES` of a GPU by its driver's name of it, such as `NVIDIA A100-SXM4-40GB`."""
+    """Return the name in `DEVICES` of a GPU by its driver's name of it, such as `NVIDIA A100-SXM4-40GB`.
+
+    A slice is named by its card and its size: `NVIDIA A100-SXM4-40GB MIG 1g.5gb` is `a100-40gb-1g.5gb`.
+    """
+    model, _, size = model.partition(" MIG ")
     matches = {
         name: (len(one.accelerator), name.partition("-")[2].upper() in model)
         for name, one in DEVICES.items()
         if one.accelerator and one.accelerator.replace("-", " ") in model
     }
     # "L4" is part of "L40S", and an A100 has 40 or 80 GB.
-    return max(matches, key=lambda name: matches[name], default=None)
+    card = max(matches, key=lambda name: matches[name], default=None)
+    slice_ = re.match(SLICE, size)
+    return f"{card}-{slice_[0]}" if card and slice_ else card

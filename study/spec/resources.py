@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticKnownError
 
-from study.spec.devices import DEVICES, local_device
+from study.spec.devices import DEVICES, SLICE, local_device
 from study.spec.section import Section, Width, distinct
 
 Degree = Annotated[int, Field(ge=1, le=10_000)]
@@ -33,9 +33,10 @@ def _check_no_secret(key: str, address: SplitResult, in_host: object, variables:
 def _known_device(name: str) -> str:
     if name == "auto":
         return local_device()
-    if name not in DEVICES:
-        raise PydanticKnownError("literal_error", {"expected": ", ".join(("auto", *DEVICES))})
-    return name
+    try:
+        return DEVICES[name].name
+    except KeyError:
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(("auto", *DEVICES))}) from None
 
 
 class MinWidth(Section):
@@ -60,10 +61,12 @@ class ResourcesSection(Section):
     """Devices of a trial, how a cell is spread over ranks, storage, and assumptions of the estimates."""
 
     device: Annotated[str, AfterValidator(_known_device)] = Field(
-        default_factory=local_device, json_schema_extra={"enum": ["auto", *DEVICES]}
+        default_factory=local_device,
+        json_schema_extra={"anyOf": [{"enum": ["auto", *DEVICES]}, {"pattern": f"-{SLICE}$"}]},
     )
     """what a trial trains on, which sets memory and speed in the plan; auto (the default) is the GPU of this machine,
-    or its CPU"""
+    or its CPU. A MIG slice has its card's name and its size, such as h100-80gb-1g.10gb; auto takes the slices whose ids
+    CUDA_VISIBLE_DEVICES has"""
     slots: Literal["auto"] | Count = "auto"
     """devices in use at a time; a cell takes one per rank. auto is the number of cores or GPUs here, or of ranks that
     the cluster can hold"""
@@ -94,8 +97,9 @@ class ResourcesSection(Section):
     """tensor-parallel ranks also share the embedding and the logits; auto does so but for tasks, whose accuracy is read
     off whole logits"""
     compile: Literal["never", "always", "auto"] = "auto"
-    """compile the layers of cells without dropout or tensor parallelism; auto is on a GPU, for cells of ten minutes or
-    more"""
+    """compile the layers of cells without dropout or tensor parallelism, and the loss of a vocabulary that is not
+    shared; auto is on a GPU, for cells whose steps take more than 5 times what compiling does (a minute, unless that
+    was measured)"""
     gang_timeout_seconds: Seconds = 300
     """how long ranks wait for one another before the trial fails"""
     storage: str = Field(default="auto", min_length=1)
@@ -137,6 +141,11 @@ class ResourcesSection(Section):
             raise ValueError(
                 f"`trials_per_gpu` is {self.trials_per_gpu}, and `{degrees[0]}` gives a cell several ranks, of which "
                 "NCCL takes one per GPU; leave one of the two out"
+            )
+        if DEVICES[self.device].is_slice and degrees:
+            raise ValueError(
+                f"`device` {self.device} is a slice of a GPU, and `{degrees[0]}` gives a cell several ranks, but "
+                f"slices do not reach one another; leave `{degrees[0]}` out, or take whole GPUs"
             )
         return self
 

@@ -117,6 +117,8 @@ def _type(field: Mapping[str, Any]) -> str:
         return f"`{field['const']}`"
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
+    if names := [one for one in field.get("anyOf", ()) if "enum" in one and "type" in field]:
+        return f"{_type(names[0])} or text"
     if "type" not in field:
         members = field.get("anyOf", field.get("oneOf", ()))
         return " or ".join(dict.fromkeys(_type(one) for one in members if one.get("type") != "null"))

@@ -91,6 +91,11 @@ class StudyPaths:
         return under(under(self.shared, self.name), "models")
 
     @property
+    def compiled(self) -> Path:
+        """Compiled layers, for the processes of this machine: a restarted one need not compile them again."""
+        return self.folder / "compiled"
+
+    @property
     def shared_results(self) -> str | Path:
         """A copy of the table, the fit and the report, for when the driver's disk goes with its machine."""
         return under(under(self.shared, self.name), "results")

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from study.workers.causes import GangError, Place, as_text, describe, loss_cause, message, own_place
+from study.workers.environment import ALLOCATOR, COMPILE_CACHE
 from study.workers.ray_session import stop_requested
 from study.workers.spot_notice import spot_notices
 from trainables.cell import Cell
@@ -239,12 +240,15 @@ def _start(layout: Layout) -> list[Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group, together = get_current_placement_group(), layout.tensor_parallel
+    # They import torch before they are given a cell.
+    inherited = {name: os.environ[name] for name in (ALLOCATOR, COMPILE_CACHE) if name in os.environ}
+    variables = {"env_vars": SEE_ALL_GPUS | inherited}
     actors = []
     for index, bundle in enumerate(group.bundle_specs):
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         share = {"num_cpus": bundle.get("CPU", 0) / together, "num_gpus": bundle.get("GPU", 0) / together}
         actor = ray.remote(Rank).options(
-            scheduling_strategy=where, max_concurrency=2, runtime_env={"env_vars": SEE_ALL_GPUS}, **share
+            scheduling_strategy=where, max_concurrency=2, runtime_env=variables, **share
         )
         actors += [actor.remote() for _ in range(together)]
     return actors

@@ -38,6 +38,9 @@ class StepTimes(BaseModel):
     device: str
     computing: float
     """CPU time over wall time of the training; below 1 for a process of one thread that waited for a core."""
+    compile_seconds: float | None = None
+    """What the first step took beyond one of the others, if layers are compiled; else None. It has the first launches
+    of all kernels too, and not what the first evaluation compiles."""
 
 
 def step_times(cell: Cell, layout: Layout, data_root: str) -> StepTimes:
@@ -47,8 +50,10 @@ def step_times(cell: Cell, layout: Layout, data_root: str) -> StepTimes:
         DataError: the data cannot be used.
         InputError: the cell cannot be trained in this layout.
     """
+    from trainables.train.engine import missing_for_compiler
     from trainables.train.loop import train
 
+    first_steps: list[float] = []
     steps, tokens = FIRST_STEPS, cell.recipe.batch * cell.recipe.context
     for _ in range(2):
         short = cell.model_copy(update={"recipe": cell.recipe.model_copy(update={"steps": steps})})
@@ -57,7 +62,9 @@ def step_times(cell: Cell, layout: Layout, data_root: str) -> StepTimes:
         computing = (time.process_time() - used) / (time.perf_counter() - began)
         # A curve has up to 60 points: each is the rate of one or a few steps, and the rate of the result their median.
         seconds, timed = tokens / result.tokens_per_second, steps
+        first_steps.append(tokens / result.points[0].tokens_per_second)
         steps = max(LEAST_STEPS, min(10**4, round(SECONDS / seconds)))
+    is_compiled = layout.compiled and missing_for_compiler() is None
     return StepTimes(
         step_seconds=seconds,
         steps=timed,
@@ -65,6 +72,7 @@ def step_times(cell: Cell, layout: Layout, data_root: str) -> StepTimes:
         memory_bytes=result.memory_bytes,
         device=result.device,
         computing=computing,
+        compile_seconds=max(0.0, first_steps[0] - seconds) if is_compiled else None,
     )
 
 

@@ -26,6 +26,7 @@ from study.spec.resources import ResourcesSection
 from study.spec.study import load_spec
 from trainables.cell import Cell, Recipe, Shape
 from trainables.layout import Layout, default_zero
+from trainables.model import counts
 from trainables.model.counts import memory
 
 VOCABULARY = 50_000
@@ -105,20 +106,22 @@ def test_auto_is_the_first_that_fits_of_all_layouts_there_are(
                 activation_checkpointing=again,
             )
         ]
-        if memory(shape, VOCABULARY, one, layout).total <= usable
+        if memory(shape, VOCABULARY, one, layout, on_gpu=True).total <= usable
     ]
     order = sorted(
         fitting,
         key=lambda x: (x.ranks, x.tensor_parallel, x.activation_checkpointing, -(x.micro_batch or 0)),
     )
-    planner = layout_planner(one, slots, activation_checkpointing=activation_checkpointing, zero=zero)
+    planner = layout_planner(
+        one, slots, activation_checkpointing=activation_checkpointing, zero=zero, compile="never"
+    )
     if not order:
         with pytest.raises(SpecError, match="cannot train"):
             planner.choose(shape)
         return
     choice = planner.choose(shape)
     assert choice.layout == order[0]
-    assert choice.cost.memory == memory(shape, VOCABULARY, one, order[0])
+    assert choice.cost.memory == memory(shape, VOCABULARY, one, order[0], on_gpu=True)
     choice.layout.check(shape, one)
 
 
@@ -127,14 +130,14 @@ def test_a_shape_too_large_for_one_device_is_shared_among_the_fewest_it_fits_and
     tensor, data = choice.layout.tensor_parallel, choice.layout.data_parallel
     assert tensor * data > 1
     assert choice.cost.memory.total <= usable_memory(DEVICES["a100-40gb"])
-    alone = memory(SHAPE, VOCABULARY, recipe(), Layout(micro_batch=1)).total / 1e9
+    alone = memory(SHAPE, VOCABULARY, recipe(), Layout(micro_batch=1), on_gpu=True).total / 1e9
     degrees = f"tensor parallel {tensor}" + (f" x data parallel {data}" if data > 1 else "")
     assert f"{degrees}: {alone:.3g} GB of 36 GB on one device" in choice.flags
 
 
 def test_the_batch_is_cut_down_to_one_sequence_before_more_devices_are_taken() -> None:
     shape = Shape(depth=24, width=2048, heads=32)
-    whole = memory(shape, VOCABULARY, recipe(), Layout()).total
+    whole = memory(shape, VOCABULARY, recipe(), Layout(), on_gpu=True).total
     assert whole > usable_memory(DEVICES["a100-40gb"])
     choice = layout_planner().choose(shape)
     assert choice.layout.ranks == 1
@@ -215,9 +218,11 @@ def test_layers_are_compiled_where_the_time_pays_for_it_and_the_loss_stays() -> 
     small, large = Shape(depth=2, width=64, heads=2), Shape(depth=24, width=2048, heads=32)
     hour = recipe(steps=10_000)
 
-    def is_compiled(one: Recipe, shape: Shape, **resources: Any) -> bool:
+    def is_compiled(one: Recipe, shape: Shape, parts: str = "layers and loss", **resources: Any) -> bool:
         choice = layout_planner(one, room=8, **resources).choose(shape)
-        assert choice.layout.compiled is ("layers compiled" in choice.flags)
+        flags = [flag.partition(" compiled")[0] for flag in choice.flags if " compiled" in flag]
+        assert flags == ([parts] if choice.layout.compiled else [])
+        assert (choice.cost.compile_seconds > 0) is choice.layout.compiled
         return choice.layout.compiled
 
     assert is_compiled(hour, large)
@@ -228,9 +233,67 @@ def test_layers_are_compiled_where_the_time_pays_for_it_and_the_loss_stays() -> 
     cpu = {"device": "cpu", "micro_batch": 1}
     assert not is_compiled(hour, small, **cpu)
     assert is_compiled(hour, small, **cpu, compile="always")
+    assert not is_compiled(hour, large, compile="always", tensor_parallel=2, shard_vocabulary="always")
     for otherwise in ({"tensor_parallel": 2}, {"zero": 3, "data_parallel": 2}):
-        assert not is_compiled(hour, large, compile="always", **otherwise)
-    assert not is_compiled(recipe(steps=10_000, dropout=0.1), large, compile="always")
+        assert is_compiled(hour, large, "loss", compile="always", **otherwise)
+    assert is_compiled(recipe(steps=10_000, dropout=0.1), large, "loss", compile="always")
+    assert not is_compiled(recipe(context=2), small, compile="always", tensor_parallel=2, micro_batch=1)
+
+
+@pytest.mark.parametrize("measured", [None, 3.0, 40.0])
+def test_cells_are_compiled_from_five_times_the_seconds_of_compiling_on_which_their_time_includes(
+    measured: float | None,
+) -> None:
+    gpu = DEVICES["a100-40gb"]
+    gpu = gpu if measured is None else replace(gpu, seconds_to_compile=measured)
+    shape, planner = Shape(depth=12, width=768, heads=12), replace(layout_planner(), device=gpu)
+    step = planner.choose(shape).cost.step_seconds
+    most = int(5 * gpu.seconds_to_compile / step)
+    short, long = (replace(planner, recipe=recipe(steps=steps)).choose(shape) for steps in (most, most + 1))
+    assert (short.layout.compiled, long.layout.compiled) == (False, True)
+    assert short.cost.seconds(0, 0) == pytest.approx(most * step)
+    assert long.cost.seconds(0, 0) == pytest.approx((most + 1) * step + gpu.seconds_to_compile)
+    (flag,) = set(long.flags) - set(short.flags)
+    assert f"{gpu.seconds_to_compile:g} s" in flag
+
+
+@pytest.mark.parametrize(
+    ("precision", "width", "kernel"),
+    [
+        ("bf16", 512, "flash"), ("bf16", 2 * 264, "efficient"), ("bf16", 2 * 258, "math"),
+        ("fp32", 2 * 264, ""), ("fp32", 2 * 258, "math"),
+    ],
+)  # fmt: skip
+def test_heads_without_a_fast_kernel_are_flagged_on_a_gpu_and_their_scores_counted(
+    monkeypatch: pytest.MonkeyPatch, precision: str, width: int, kernel: str
+) -> None:
+    shape, one = Shape(depth=4, width=width, heads=2), recipe(precision=precision, steps=1)
+    choice = layout_planner(one).choose(shape)
+    flags = [flag for flag in choice.flags if flag.startswith("heads ")]
+    assert len(flags) == (kernel in ("efficient", "math"))
+    needed = choice.cost.memory.total
+    with monkeypatch.context() as patched:
+        patched.setattr(counts, "attention_kernel", lambda *_: "flash")
+        fused = memory(shape, VOCABULARY, one, choice.layout, on_gpu=True).total
+    assert (needed > fused) == (kernel == "math")
+    if flags:
+        others = Shape(depth=6, width=width + 16, heads=2)
+        assert flags[0] in layout_planner(one).choose(others).flags, "one line for all such shapes"
+    assert not [
+        flag for flag in layout_planner(one, 1, device="cpu").choose(shape).flags if flag.startswith("heads")
+    ]
+    analysed = recipe(precision=precision, steps=1, network="analysed")
+    assert not [flag for flag in layout_planner(analysed).choose(shape).flags if flag.startswith("heads")]
+
+
+def test_the_json_of_a_plan_has_the_seconds_of_compiling(tmp_path: Path) -> None:
+    plans = [
+        wide(tmp_path, f"resources.compile={choice}", "frontier.widths={6: [512]}")
+        for choice in ("always", "never")
+    ]
+    (with_it, without) = (plan.to_json()["cells"][0] for plan in plans)
+    assert (with_it["compile_seconds"], without["compile_seconds"]) == (12.0, 0.0)
+    assert with_it["seconds"] - without["seconds"] == pytest.approx(12.0)
 
 
 def test_the_vocabulary_is_shared_by_default_but_for_tasks(tmp_path: Path) -> None:
@@ -253,11 +316,11 @@ def test_the_work_of_a_rank_counts_what_every_rank_computes() -> None:
     assert alone.rank_flops == tokens * flops.training
     assert shared.rank_flops == tokens * (flops.training + 3 * flops.norms) / 2
     assert two.rank_flops == shared.rank_flops + tokens * 3 * flops.head / 2
-    # Both of what is computed again: the layers, and the logits of a micro-batch that are too many to hold.
+    # Layers may be computed again, logits never.
     again = planner.cost(shape, Layout(micro_batch=2, activation_checkpointing=True))
     assert again.rank_flops == tokens * (4 * flops.forward - flops.head)
     large = planner.cost(shape, Layout())
-    assert large.rank_flops == one.batch * one.context * (flops.training + flops.head)
+    assert large.rank_flops == one.batch * one.context * flops.training
 
 
 def test_a_small_shape_stays_on_one_device() -> None:
@@ -480,7 +543,7 @@ def test_by_hand_is_the_command_that_trains_the_layout() -> None:
 
 def test_a_cell_comes_with_the_command_that_trains_it(command: Any, tmp_path: Path) -> None:
     (tmp_path / "wide.yaml").write_text(WIDE)
-    options = ("wide.yaml", "frontier.widths={6: [512]}", "--cell", "L6-d512-s0")
+    options = ("wide.yaml", "frontier.widths={6: [512]}", "resources.compile=never", "--cell", "L6-d512-s0")
     status, out, err = command("plan", *options, "resources.tensor_parallel=2")
     assert status == 0
     cell = Cell.model_validate_json(out)

@@ -185,10 +185,13 @@ def test_a_batch_too_large_for_the_device_is_cut_into_equal_pieces_that_fit() ->
         assert planned.layout.ranks == 1
         assert 512 % micro_batch == 0
         assert planned.memory_bytes <= usable
-        assert planned.memory_bytes == memory(shape, 2000, planned.cell.recipe, planned.layout).total
+        assert (
+            planned.memory_bytes
+            == memory(shape, 2000, planned.cell.recipe, planned.layout, on_gpu=True).total
+        )
         if micro_batch < 512:
             larger = planned.layout.model_copy(update={"micro_batch": 2 * micro_batch})
-            assert memory(shape, 2000, planned.cell.recipe, larger).total > usable
+            assert memory(shape, 2000, planned.cell.recipe, larger, on_gpu=True).total > usable
             assert f"batch in {512 // micro_batch} pieces of {micro_batch}" in planned.flags
 
 

@@ -80,6 +80,24 @@ def test_a_plan_says_that_its_speed_was_measured_beside_other_work():
     assert not any("busy" in note for note in make_plan(load_spec(*SPEC)).notes)
 
 
+def test_measured_seconds_of_compiling_replace_the_assumed_ones(cache):
+    spec = (SPEC[0], [*SPEC[1], "resources.compile=always"])
+
+    def compiling():
+        return {planned.compile_seconds for planned in make_plan(load_spec(*spec)).cells}
+
+    plan = make_plan(load_spec(*spec))
+    assert compiling() == {CPU.seconds_to_compile}
+    keep(a_speed(plan, compile_seconds=7.5))
+    assert compiling() == {7.5}
+    # Records of before have no such field.
+    (record,) = json.loads(cache.read_text())
+    del record["compile_seconds"]
+    cache.write_text(json.dumps([record]))
+    assert compiling() == {CPU.seconds_to_compile}
+    assert make_plan(load_spec(*spec)).planner.speed == a_speed(plan)
+
+
 def test_a_record_of_another_machine_or_number_of_workers_is_not_used():
     plan = make_plan(load_spec(*SPEC))
     keep(a_speed(plan, machine="another, 64 cores"))

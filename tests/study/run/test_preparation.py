@@ -13,6 +13,7 @@ from rich.console import Console
 from study.errors import SpecError
 from study.plan import speed
 from study.plan.plan import make_plan
+from study.plan.speed import fitted
 from study.run import preparation
 from study.run.preparation import is_worth_timing, packed, shown, time_steps, tried_cells
 from study.spec.study import load_spec
@@ -137,9 +138,9 @@ def timed(monkeypatch, program, limit=20.0):
 LINE = """
 import json, sys, time
 cells = json.load(sys.stdin)
-def line(computing):
+def line(computing, **more):
     times = {"step_seconds": 0.01, "steps": 9, "flops_per_second": 1.0, "memory_bytes": 1, "device": "cpu"}
-    print(json.dumps(times | {"computing": computing}), flush=True)
+    print(json.dumps(times | {"computing": computing} | more), flush=True)
 """
 
 
@@ -149,6 +150,22 @@ def test_a_speed_measured_beside_other_work_is_marked(monkeypatch, computing, bu
     assert len(found.cells) == 4
     assert found.speed.busy == busy
     assert make_plan(load_spec("quickstart")).planner.speed == found.speed
+
+
+@pytest.mark.parametrize(
+    ("measured", "kept"), [((31.0, None, 8.0, 9.0), 9.0), ((None, None, None, None), None)]
+)
+def test_compiling_is_measured_with_nothing_compiled_before_and_kept_as_the_median(
+    monkeypatch, tmp_path, measured, kept
+):
+    """A cell that was not compiled has no such time."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    program = f"""{LINE}
+import os
+assert not os.path.exists(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+for cell, seconds in zip(cells, {measured}): line(1.0, compile_seconds=seconds)
+"""
+    assert timed(monkeypatch, program).speed.compile_seconds == kept
 
 
 def test_cells_that_are_not_timed_within_the_limit_are_left_out_and_their_processes_end(monkeypatch):
@@ -175,24 +192,36 @@ def test_cells_of_several_devices_are_not_tried():
 
 
 @pytest.mark.slow
-def test_real_cells_are_timed_and_the_next_plan_follows_them(command):
+@pytest.mark.timeout(600)
+def test_real_cells_are_timed_and_the_next_plan_follows_them(command, monkeypatch):
+    # On a busy machine the last cells would be left out.
+    monkeypatch.setattr(preparation, "CPU_LIMIT", 500.0)
     spec, changes = SMALL
+    before = make_plan(load_spec(*SMALL))
+    tried = {f"L{p.cell.shape.depth} d{p.cell.shape.width}": p.cell.shape for p in tried_cells(before)}
     status, output, errors = command("try", spec, *changes, "--json")
     assert status == 0, errors
     document = json.loads(output)
-    assert {cell["cell"] for cell in document["cells"]} == {"L4 d18", "L1 d12", "L4 d6", "L1 d36"}
+    assert [cell["cell"] for cell in document["cells"]] == list(tried)
+    assert set(tried) == {"L4 d18", "L1 d12", "L4 d6", "L1 d36"}
     after = make_plan(load_spec(*SMALL))
-    assert document["hours"] == after.hours != document["planned_hours"]
-    planned = {
-        f"L{p.cell.shape.depth} d{p.cell.shape.width}": after.planner.layouts.choose(
-            p.cell.shape
-        ).cost.step_seconds
-        for p in after.cells
-    }
+    assert document["planned_hours"] == before.hours
+    assert document["hours"] == after.hours != before.hours
     for cell in document["cells"]:
+        assert cell["planned_step_seconds"] == _cost(before, tried[cell["cell"]]).step_seconds
+        assert cell["step_seconds"] > 0
         assert 0 < cell["memory_bytes"] < 1e9
-        # Three numbers fit four cells, up to what other work on the machine changes meanwhile.
-        assert planned[cell["cell"]] == pytest.approx(cell["step_seconds"], rel=0.5)
+    # The next plan has the constants that fit the measured steps, whatever these took on this machine.
+    costs = [_cost(before, shape) for shape in tried.values()]
+    step, layer, work = fitted(costs, [cell["step_seconds"] for cell in document["cells"]])
+    plain, device = before.planner.layouts.device, after.planner.layouts.device
+    assert (device.seconds_per_step, device.seconds_per_step_layer) == pytest.approx((step, layer))
+    assert device.seconds_per_value == pytest.approx(work * plain.seconds_per_value)
+    assert device.utilisation == pytest.approx(plain.utilisation / work)
+
+
+def _cost(plan, shape):
+    return plan.planner.layouts.choose(shape).cost
 
 
 @pytest.mark.parametrize(

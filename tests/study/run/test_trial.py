@@ -1,16 +1,21 @@
 """A trial that runs out of memory goes on with fewer sequences at once, by real training."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from study.plan.plan import make_plan
-from study.run.trial import check_gpu, in_memory
+from study.run import trial
+from study.run.trial import HeldMemoryError, check_free_memory, check_gpu, in_memory, limit_memory
+from study.spec.devices import DEVICES, usable_memory
 from study.spec.study import load_spec
-from study.workers.causes import GangError, LossCause
+from study.workers.causes import GangError, LossCause, describe, loss_cause
 from tests.study.small import SMALL
 from trainables.cell import Recipe
 from trainables.errors import InterruptedTrainingError
 from trainables.layout import Layout
+from trainables.progress import Result
 from trainables.train.loop import train
 
 
@@ -43,6 +48,70 @@ def test_out_of_memory_halves_the_sequences_until_they_fit_and_goes_on_with_the_
     assert [note.split()[4] for note in halved.notes] == ["16", "8"]
     whole = train(cell, data_root=tmp_path / "data")
     assert halved.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(("others", "tried"), [(0, [16]), (45, [16, 8, 4]), (75, [16, 8, 4, 2, 1])])
+def test_what_other_processes_hold_of_a_gpu_halves_the_sequences_before_anything_is_trained(others, tried):
+    """A GPU of 80 GB of which this process holds 3 GB that it no longer uses; 4 GB for each sequence and 6 besides."""
+    recipe, attempts, trained = Recipe.model_construct(batch=16), [], []
+
+    def attempt(layout):
+        sequences = layout.sequences(recipe)
+        attempts.append(sequences)
+        needed = int((6 + 4 * sequences) * 1e9)
+        check_free_memory(needed, sequences, int((77 - others) * 1e9), int(3e9), int(others * 1e9))
+        trained.append(sequences)
+        return Result.model_construct(notes=())
+
+    if others < 75:
+        notes = in_memory(attempt, Layout(), recipe).notes
+        assert trained == [max(n for n in (16, 8, 4, 2, 1) if 6 + 4 * n <= 80 - others)]
+        assert len(notes) == len(tried) - 1
+        assert all(f"{80 - others}.0 GB are free" in note and f"{others}.0 GB" in note for note in notes)
+    else:
+        with pytest.raises(HeldMemoryError, match=r"need about 10\.0 GB .* 5\.0 GB are free"):
+            in_memory(attempt, Layout(), recipe)
+        assert not trained
+    assert attempts == tried
+
+
+def test_memory_that_is_held_on_the_gpu_of_a_rank_is_named_in_the_note():
+    recipe = Recipe.model_construct(batch=2)
+
+    def attempt(layout):
+        if layout.sequences(recipe) == 1:
+            return Result.model_construct(notes=())
+        with pytest.raises(HeldMemoryError) as raised:
+            check_free_memory(int(50e9), 2, int(40e9), 0, int(40e9))
+        error = GangError(describe(raised.value, loss_cause(raised.value), "rank 1 of 2"))
+        error.loss_cause = loss_cause(raised.value)
+        raise error
+
+    (note,) = in_memory(attempt, Layout(), recipe).notes
+    assert "rank 1 of 2" in note
+    assert "40.0 GB are free" in note
+
+
+def test_memory_that_a_dead_process_held_is_waited_for(monkeypatch):
+    held = [60, 60, 0]
+    for name, value in (("memory_reserved", 0), ("memory_allocated", 0)):
+        monkeypatch.setattr(torch.cuda, name, lambda place, value=value: value)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place: ((80 - held.pop(0)) * 10**9, 80 * 10**9))
+    monkeypatch.setattr(trial.time, "sleep", lambda seconds: None)
+    trial._check_memory("cuda:0", 70 * 10**9, 4)
+    assert not held
+
+
+def test_a_trial_that_shares_a_gpu_is_limited_to_what_the_plan_lets_it_fill(monkeypatch):
+    limits = []
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, place: limits.append(share)
+    )
+    limit_memory("cuda:0", 1)
+    assert not limits, "alone it may have all"
+    limit_memory("cuda:0", 4)
+    gpu = DEVICES["h100-80gb"]
+    assert limits == [pytest.approx(usable_memory(replace(gpu, trials=4)) / gpu.memory)]
 
 
 @pytest.mark.parametrize(

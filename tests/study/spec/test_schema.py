@@ -40,6 +40,7 @@ def test_every_preset_is_valid(validator, name):
         FOUR_LINES + "search: {sampler: optuna.samplers.CmaEsSampler, candidates: 2, arguments: {sigma0: 1}}",
         FOUR_LINES + "search: {sampler: crossing, max_flops: 1e13}",
         FOUR_LINES + "resources: {device: h100-80gb, tensor_parallel: {min_width: {2: 2048}}}",
+        FOUR_LINES + "resources: {device: h100-80gb-1g.10gb}",
         "frontier: {widths: {1: [16, 32], 2: [12, 24]}}\n"
         "data: {kind: mixture, parts: [{weight: 1, data: {kind: files, path: a}}]}",
     ],

@@ -1,14 +1,24 @@
-"""Muon against AdamW on two presets: loss, its spread over seeds and time of a step, each at the best of its rates."""
+"""Muon against AdamW on two presets: loss, its spread over seeds and time of a step, each at the best of its rates.
+
+And its kernels per step against torch's Muon, counted at the sizes of a model of 125M parameters.
+"""
 
 import statistics
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from study.plan import make_plan
 from study.spec.study import load_spec
 from tests.bench.figure import Figure
-from trainables.cell import Cell
+from tests.bench.kernels import Counting
+from trainables.cell import Cell, Recipe, Shape
+from trainables.model.family import family
+from trainables.model.parametrisation import param_groups
 from trainables.progress import Result
 from trainables.train.loop import train
+from trainables.train.muon import StackedMuon
 
 #: A preset and one of its shapes.
 CASES = {"quickstart": (2, 26), "text": (2, 34)}
@@ -16,11 +26,34 @@ CASES = {"quickstart": (2, 26), "text": (2, 34)}
 MUON_RATES = (0.005, 0.01, 0.02, 0.04)
 ADAMW_FACTORS = (0.5, 1.0, 2.0)
 SEEDS = 3
+#: Kernels per step of Muon over those of torch's, of the blocks of `LARGE`.
+KERNELS = {"gpt2": 0.15, "llama": 0.085}
+LARGE = Shape(depth=12, width=768, heads=12)
 
 
 def measure(folder: Path) -> list[Figure]:
-    """Return a figure a preset."""
-    return [case(folder, preset, *shape) for preset, shape in CASES.items()]
+    """Return the kernels of each network and the training of each preset."""
+    figures = []
+    for network, limit in KERNELS.items():
+        ours, theirs = (kernels(network, optimizer) for optimizer in (StackedMuon, torch.optim.Muon))
+        what = f"kernels per step of Muon, {network}, {LARGE.depth} layers of width {LARGE.width}"
+        figures.append(Figure(what, ours / theirs, "ratio", limit, f"{ours}", f"{theirs} (torch.optim.Muon)"))
+    return figures + [case(folder, preset, *shape) for preset, shape in CASES.items()]
+
+
+def kernels(network: str, optimizer: Any) -> int:
+    """Count the kernels of a step of Muon on the matrices of the blocks of `LARGE`, without computing them."""
+    recipe = Recipe(steps=1, batch=1, context=1024, network=network, optimizer="muon")
+    model = family(network).build(LARGE, recipe, 128).to("meta")
+    groups = [g for g in param_groups(model.named_parameters(), LARGE, recipe, 0.01) if "momentum" in g]
+    muon = optimizer(groups, adjust_lr_fn="match_rms_adamw")
+    for group in groups:
+        for matrix in group["params"]:
+            matrix.grad = torch.zeros_like(matrix)
+    muon.step()  # which creates the momenta
+    with Counting() as counting:
+        muon.step()
+    return counting.counts.total()
 
 
 def case(folder: Path, preset: str, depth: int, width: int) -> Figure:

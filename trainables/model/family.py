@@ -171,6 +171,10 @@ class ModelFamily(ABC):
         """Count the parameters exactly."""
 
     @abstractmethod
+    def matrices(self, shape: Shape) -> list[tuple[int, int]]:
+        """Return rows and columns of each matrix of a layer."""
+
+    @abstractmethod
     def flops(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Flops:
         """Count the FLOPs of one token of a sequence of the recipe's context."""
 

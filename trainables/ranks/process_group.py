@@ -1,5 +1,6 @@
 """The process group of a cell: one process, a gang (the ranks of one trial), or the ranks of a launcher."""
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -7,6 +8,7 @@ import os
 import socket
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,8 +21,8 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] 
 
 #: Timeout of collectives with a lost or hanging peer; torch's default is half an hour.
 TIMEOUT_SECONDS = 300.0
-#: Environment variable with the backend of `torch.distributed`, if not NCCL on GPUs and gloo on CPUs: two ranks that
-#: share a GPU need gloo.
+#: Environment variable with the backend of `torch.distributed`, if not NCCL for several ranks on GPUs and gloo for all
+#: others: two ranks that share a GPU need gloo.
 BACKEND = "INTERPLAY_BACKEND"
 #: Environment variable with the interface that gloo listens on.
 GLOO = "GLOO_SOCKET_IFNAME"
@@ -79,7 +81,7 @@ def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None
         return
     os.environ.setdefault("LOCAL_RANK", "0")
     _choose_interface(rank_info)
-    backend = os.environ.get(BACKEND) or ("nccl" if torch.cuda.is_available() else "gloo")
+    backend = _backend(rank_info)
     timeout = timedelta(seconds=rank_info.timeout if rank_info else TIMEOUT_SECONDS)
     # DeepSpeed calls `new_group` without a timeout, and torch then uses this default of half an hour.
     vars(c10d).update(default_pg_timeout=timeout, default_pg_nccl_timeout=timeout)
@@ -125,6 +127,28 @@ def import_deepspeed() -> Any:
         vars(ops)["__compatible_ops__"] = dict.fromkeys([*all_ops, "deepspeed_not_implemented"], False)
         deepspeed.utils.logger.setLevel(logging.ERROR)
     return deepspeed
+
+
+@contextlib.contextmanager
+def no_broadcast_to_itself() -> Iterator[None]:
+    """Make DeepSpeed's `broadcast` do nothing here if this is the only rank: its engine sends itself each parameter."""
+    comm = import_deepspeed().comm
+    broadcast = comm.broadcast
+    if dist.get_world_size() == 1:
+        comm.broadcast = lambda *_arguments, **_options: None
+    try:
+        yield
+    finally:
+        comm.broadcast = broadcast
+
+
+def _backend(rank_info: RankInfo | None) -> str:
+    # NCCL opens a socket even for one rank, and takes 0.3 to 1 GB of the GPU. A process alone has no collectives at
+    # ZeRO stage 0. At other stages, which only a user sets there, DeepSpeed reduces gradients with itself: gloo copies
+    # them through the host, which is slow and right. Not tested on a GPU.
+    is_alone = rank_info is None and not _launched()
+    default = "gloo" if is_alone or not torch.cuda.is_available() else "nccl"
+    return os.environ.get(BACKEND) or default
 
 
 def _launched() -> bool:

@@ -17,9 +17,9 @@ from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model import family as families
 from trainables.model.build import build_model
-from trainables.model.chunked_loss import ChunkedLoss
 from trainables.model.counts import memory
 from trainables.model.family import Flops, ModelFamily, Parameters, Role, family, family_names
+from trainables.model.head import OnePassLoss
 from trainables.model.parametrisation import attention_ratio
 from trainables.train.loop import train
 
@@ -27,7 +27,7 @@ DATA = HierarchyData()
 SHAPE = Shape(depth=2, width=24, heads=2)
 
 
-class Llama(ChunkedLoss, LlamaForCausalLM):
+class Llama(OnePassLoss, LlamaForCausalLM):
     pass
 
 
@@ -40,6 +40,10 @@ class TinyLlama(ModelFamily):
     def parameters(self, shape, recipe, vocabulary):
         width = shape.width
         return Parameters(vocabulary * width, 0, shape.depth * (13 * width**2 + 2 * width) + width)
+
+    def matrices(self, shape):
+        width = shape.width
+        return [(width, width)] * 4 + [(3 * width, width)] * 2 + [(width, 3 * width)]
 
     def flops(self, shape, recipe, vocabulary):
         depth, width = shape.depth, shape.width
@@ -92,12 +96,30 @@ class TinyLlama(ModelFamily):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
+    # A module registers its family once, when it is imported: here before the registry is replaced.
+    for name in family_names():
+        family(name)
     monkeypatch.setattr(families, "_REGISTERED", dict(families._REGISTERED))
     families.register(TinyLlama)
 
 
 def recipe(**changes):
     return Recipe(**{"steps": 6, "batch": 4, "context": 32, "network": "tiny_llama", **changes})
+
+
+@pytest.mark.parametrize("name", ["analysed", "gpt2", "llama", "qwen3", "tiny_llama"])
+@pytest.mark.parametrize("free", [{}, {"kv_heads": 2, "head_dim": 8, "d_ff": 53}])
+def test_matrices_of_a_layer_are_those_of_the_model(name, free):
+    shape = SHAPE.model_copy(update=free if name in ("llama", "qwen3") else {})
+    shape = shape.model_copy(update={"heads": 4}) if free else shape
+    model_family = family(name)
+    model = build_model(shape, recipe(network=name), 9, 0)
+    matrices = [
+        tuple(parameter.shape)
+        for parameter_name, parameter in model.named_parameters()
+        if model_family.role(parameter_name).is_matrix and model_family.role(parameter_name).layer == 1
+    ]
+    assert sorted(matrices) == sorted(model_family.matrices(shape))
 
 
 def test_the_built_in_families_are_found():

@@ -4,9 +4,11 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+from tests.bench.kernels import Counting
 from tests.plain_gpt2 import PlainGPT2
 from trainables.cell import Recipe, Shape
 from trainables.model.build import build_model
+from trainables.model.family import family, family_names
 from trainables.model.gpt2 import conv1d_to_linear, model_config
 
 RECIPE = Recipe(steps=10, batch=2, context=16)
@@ -22,6 +24,19 @@ def test_linear_layers_compute_what_conv1d_did():
         after = model(input_ids=x).logits
     assert torch.allclose(before, after, atol=1e-6)
     assert not [m for m in model.modules() if type(m).__name__ == "Conv1D"]
+
+
+@pytest.mark.parametrize("network", family_names())
+def test_a_model_draws_each_weight_once_and_from_its_own_generator(network):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    recipe = Recipe(steps=10, batch=2, context=16, network=network)
+    with Counting() as counting:
+        model = build_model(Shape(depth=2, width=24, heads=2), recipe, 11, seed=1)
+    drawn = [p for n, p in model.named_parameters() if family(network).role(n).is_matrix]
+    draws = {name: n for name, n in counting.counts.items() if name in ("aten::normal_", "aten::uniform_")}
+    assert draws == {"aten::normal_": len(drawn)}
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_model_is_the_gpt2_of_a_plain_reference():

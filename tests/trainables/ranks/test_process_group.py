@@ -11,13 +11,17 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from tests.bench.kernels import Counting
 from tests.ranks import RankError, Ranks
+from tests.trainables.train import golden
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.ranks import process_group as world
 from trainables.ranks.process_group import RankInfo, Rendezvous, join, leave
-from trainables.train.engine import build_engine
+from trainables.record import Keep
+from trainables.train.engine import build_engine, close_engine
+from trainables.train.loop import train
 
 # Ranks of a gang: each function is called in every one.
 
@@ -210,3 +214,74 @@ def test_the_device_is_the_launchers_local_rank_among_the_gpus_there_are(monkeyp
     assert world.device() == torch.device("cuda", index)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert world.device() == torch.device("cpu")
+
+
+@pytest.mark.parametrize("is_gang", [False, True])
+@pytest.mark.parametrize("is_launched", [False, True])
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_process_alone_has_gloo_and_ranks_on_gpus_have_nccl(monkeypatch, is_gang, is_launched, has_gpu):
+    monkeypatch.delenv(world.BACKEND, raising=False)
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1") if is_launched else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    rank_info = RankInfo(0, 2, "127.0.0.1", 1) if is_gang else None
+    assert world._backend(rank_info) == ("nccl" if has_gpu and (is_gang or is_launched) else "gloo")
+    monkeypatch.setenv(world.BACKEND, "ucc")
+    assert world._backend(rank_info) == "ucc"
+
+
+def collectives(counting):
+    return {name: number for name, number in counting.counts.items() if name.startswith("c10d::")}
+
+
+def test_a_whole_cell_of_one_rank_has_no_collective(tmp_path):
+    """Without checkpoints: DeepSpeed has two barriers and two sums for each."""
+    with Counting() as counting:
+        result = train(
+            golden.cell(),
+            data_root=tmp_path,
+            weights=Keep(tmp_path / "weights"),
+        )
+    assert result.status == "done"
+    assert counting.counts["aten::_fused_adamw_"] >= 30
+    assert not collectives(counting)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_an_engine_of_one_rank_broadcasts_nothing_while_it_is_built(zero):
+    import deepspeed.comm
+
+    join()
+    shape, recipe = Shape(depth=1, width=8, heads=2), Recipe(steps=4, batch=2, context=8)
+    with Counting() as counting:
+        engine = build_engine(build_model(shape, recipe, 5, 0), shape, recipe, 1e-3, Layout(zero=zero))
+    close_engine(engine)
+    assert "c10d::broadcast_" not in collectives(counting)
+    assert deepspeed.comm.broadcast is deepspeed.comm.comm.broadcast
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_one_rank_trains_the_same_at_other_stages(tmp_path, zero):
+    plain = train(golden.cell(), data_root=tmp_path, evaluations=1)
+    with Counting() as counting:
+        other = train(golden.cell(), data_root=tmp_path, layout=Layout(zero=zero), evaluations=1)
+    assert collectives(counting), "DeepSpeed reduces gradients with itself"
+    assert other.loss == pytest.approx(plain.loss, rel=1e-5)
+
+
+def test_library_defect_deepspeed_broadcasts_the_parameters_of_one_rank_to_itself():
+    """When this fails, `no_broadcast_to_itself` can go."""
+    import deepspeed
+
+    join()
+    model = build_model(Shape(depth=1, width=8, heads=2), Recipe(steps=4, batch=2, context=8), 5, 0)
+    config = {"train_micro_batch_size_per_gpu": 2, "steps_per_print": 10**9}
+    with Counting() as counting:
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=torch.optim.AdamW(model.parameters()),
+            config=config,
+            dist_init_required=False,
+        )
+    assert collectives(counting) == {"c10d::broadcast_": len(list(model.parameters()))}
+    close_engine(engine)

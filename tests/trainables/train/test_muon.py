@@ -6,14 +6,18 @@ import pytest
 import torch
 from torch.optim import AdamW, Muon
 
+from tests.bench.muon import KERNELS, kernels
 from trainables.cell import Recipe, Shape
 from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
+from trainables.model import counts
 from trainables.model.build import build_model
 from trainables.model.counts import memory
 from trainables.model.parametrisation import param_groups
 from trainables.ranks.process_group import join
-from trainables.train.engine import MuonAndAdamW, build_engine
+from trainables.train import muon
+from trainables.train.engine import build_engine
+from trainables.train.muon import MuonAndAdamW, StackedMuon
 
 SHAPE = Shape(depth=2, width=32, heads=4)
 RECIPE = Recipe(steps=9, batch=4, context=16, optimizer="muon", weight_decay=0.1, beta2=0.9)
@@ -45,7 +49,7 @@ def test_the_matrices_of_the_blocks_follow_torchs_muon_and_all_else_torchs_adamw
     train(ours, MuonAndAdamW(groups(ours), (0.9, 0.9)), steps)
     blocks = matrices(plain)
     assert len(blocks) == 8
-    muon = Muon(
+    torchs = Muon(
         [p for n, p in plain.named_parameters() if n in blocks],
         lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw",
     )  # fmt: skip
@@ -57,12 +61,93 @@ def test_the_matrices_of_the_blocks_follow_torchs_muon_and_all_else_torchs_adamw
     )  # fmt: skip
 
     class Both:
-        step = staticmethod(lambda: (muon.step(), adamw.step()))
+        step = staticmethod(lambda: (torchs.step(), adamw.step()))
         zero_grad = staticmethod(lambda: plain.zero_grad())
 
     train(plain, Both, steps)
     for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other), name
+
+
+#: Matrices of layers: GPT-2, and Llama with fewer key-value heads and a narrow gated network. Square, wide and tall.
+GPT2_LAYER = [(96, 32), (32, 32), (128, 32), (32, 128)]
+LLAMA_LAYER = [(48, 48), (16, 48), (16, 48), (48, 48), (120, 48), (120, 48), (48, 120)]
+
+
+def random_matrices(shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def random_steps(optimizer, first, last):
+    for step in range(first, last):
+        generator = torch.Generator().manual_seed(step)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / (1 + step)
+            for matrix in group["params"]:
+                matrix.grad = torch.randn(matrix.shape, generator=generator) * 10.0**-step
+        optimizer.step()
+
+
+def muon_of(kind, matrices):
+    return kind(matrices, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+
+
+@pytest.mark.parametrize("bound", [1, 10_000, counts.MUON_STACK])
+@pytest.mark.parametrize("shapes", [GPT2_LAYER * 3, LLAMA_LAYER * 3])
+def test_stacks_of_any_size_have_the_bits_of_torchs_muon(shapes, bound, monkeypatch):
+    monkeypatch.setattr(counts, "MUON_STACK", bound)
+    ours, theirs = random_matrices(shapes), random_matrices(shapes)
+    random_steps(muon_of(StackedMuon, ours), 0, 4)
+    random_steps(muon_of(Muon, theirs), 0, 4)
+    assert all(map(torch.equal, ours, theirs))
+    assert not any(map(torch.equal, ours, random_matrices(shapes)))
+
+
+@pytest.mark.parametrize("kinds", [(Muon, StackedMuon), (StackedMuon, Muon)])
+def test_torchs_muon_and_ours_continue_each_others_state(kinds):
+    whole = random_matrices(GPT2_LAYER * 2)
+    random_steps(muon_of(Muon, whole), 0, 5)
+    ours = random_matrices(GPT2_LAYER * 2)
+    first = muon_of(kinds[0], ours)
+    random_steps(first, 0, 3)
+    second = muon_of(kinds[1], ours)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    random_steps(second, 3, 5)
+    assert all(map(torch.equal, ours, whole))
+    assert second.state_dict()["param_groups"][0].keys() == first.state_dict()["param_groups"][0].keys()
+    assert {key for state in second.state.values() for key in state} == {"momentum_buffer"}
+
+
+def test_a_matrix_without_a_gradient_keeps_its_weights():
+    ours = random_matrices([(8, 8)] * 3)
+    before = [matrix.detach().clone() for matrix in ours]
+    optimizer = muon_of(StackedMuon, ours)
+    ours[0].grad, ours[2].grad = torch.randn(8, 8), torch.zeros(8, 8)
+    optimizer.step()
+    assert [matrix in optimizer.state for matrix in ours] == [True, False, True]
+    assert not torch.equal(ours[0], before[0])
+    assert torch.equal(ours[1], before[1])
+    # A gradient of 0 has no direction: weight decay alone.
+    torch.testing.assert_close(ours[2].detach(), before[2] * (1 - 1e-3 * 0.1))
+
+
+@pytest.mark.parametrize("network", KERNELS)
+def test_a_step_starts_as_few_kernels_as_promised(network):
+    ours, theirs = kernels(network, StackedMuon), kernels(network, Muon)
+    assert theirs > 1000
+    assert ours <= KERNELS[network] * theirs
+
+
+def test_stacks_hold_equal_shapes_and_a_bounded_number_of_elements():
+    shapes = [torch.Size(shape) for shape in [(4096, 4096), (8192, 4096), (64, 64)] * 3 + [(1024, 1024)] * 17]
+    divided = muon.stacks(shapes)
+    assert sorted(i for stack in divided for i in stack) == list(range(len(shapes)))
+    for stack in divided:
+        (shape,) = {shapes[i] for i in stack}
+        assert len(stack) == 1 or len(stack) * shape.numel() <= counts.MUON_STACK
+    # One matrix of 16,777,216 elements or more; all small ones; 16 of 1,048,576 fit, so 17 make a 9 and an 8.
+    assert [len(stack) for stack in divided] == [1] * 6 + [3, 9, 8]
 
 
 @pytest.mark.parametrize("width", [16, 64])

@@ -37,6 +37,10 @@ class Analysed(GPT2):
         depth, width = shape.depth, shape.width
         return Parameters(vocabulary * width, recipe.context * width, depth * 4 * width**2)
 
+    def matrices(self, shape: Shape) -> list[tuple[int, int]]:
+        """Return those of the attention."""
+        return super().matrices(shape)[:2]
+
     def flops(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Flops:
         """Count the FLOPs of one token."""
         depth, width = shape.depth, shape.width

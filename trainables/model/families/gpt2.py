@@ -46,6 +46,11 @@ class GPT2(ModelFamily):
             non_embedding=depth * (12 * width**2 + 13 * width) + 2 * width + stream_weights,
         )
 
+    def matrices(self, shape: Shape) -> list[tuple[int, int]]:
+        """Return query, key and value as one, the attention's output, and the two of the feed-forward network."""
+        width = shape.width
+        return [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+
     def flops(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Flops:
         """Count the FLOPs of one token."""
         depth, width = shape.depth, shape.width

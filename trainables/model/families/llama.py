@@ -82,6 +82,13 @@ class Llama(ModelFamily):
         """Count the weights of a layer's attention: queries and output by heads, keys and values by key-value heads."""
         return 2 * shape.width * shape.head_width * (shape.heads + shape.key_value_heads)
 
+    def matrices(self, shape: Shape) -> list[tuple[int, int]]:
+        """Return query, key, value and output of the attention, and the three of the gated network."""
+        width, inner = shape.width, self.d_ff(shape)
+        queries, keys = (heads * shape.head_width for heads in (shape.heads, shape.key_value_heads))
+        attention = [(queries, width), (keys, width), (keys, width), (width, queries)]
+        return [*attention, (inner, width), (inner, width), (width, inner)]
+
     def _norms(self, shape: Shape) -> int:
         """Count the gains of a layer's norms."""
         return 2 * shape.width + self.head_norms * shape.head_width

@@ -19,7 +19,9 @@ from tests.bench.figure import Figure
 #: quickstart minutes, the others seconds.
 PARTS = (
     "step",
+    "loss",
     "kernels",
+    "host",
     "gang",
     "plan",
     "answer",

@@ -9,8 +9,8 @@ from transformers.initialization import no_init_weights
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from trainables.cell import Recipe, Shape
-from trainables.model.chunked_loss import ChunkedLoss
 from trainables.model.gpt2 import ATTENTION
+from trainables.model.head import OnePassLoss
 
 Tensor = torch.Tensor
 #: Added to the mean square in each norm: the value of Llama 2 and of Qwen3.
@@ -24,7 +24,7 @@ def with_our_loss(huggingface: type) -> Any:
     HuggingFace's plan for tensor parallelism shards an untied head, which gathers its logits and has no loss in chunks;
     without the plan of this class only that of the base model is left, for the layers.
     """
-    return type(huggingface.__name__, (ChunkedLoss, huggingface), {"_tp_plan": {}})
+    return type(huggingface.__name__, (OnePassLoss, huggingface), {"_tp_plan": {}})
 
 
 def config_values(shape: Shape, recipe: Recipe, vocabulary: int, d_ff: int) -> dict[str, Any]:

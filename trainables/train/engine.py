@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn import functional
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from trainables.cell import Recipe, Shape
@@ -22,38 +22,14 @@ from trainables.deepspeed_options import check_options
 from trainables.layout import Layout
 from trainables.model.counts import BUCKET
 from trainables.model.family import family
+from trainables.model.head import Head, scored
 from trainables.model.parametrisation import param_groups
-from trainables.ranks.process_group import import_deepspeed
+from trainables.ranks.process_group import import_deepspeed, no_broadcast_to_itself
+from trainables.train.muon import MuonAndAdamW
 
 LINEAR = functional.linear
-#: What compiles layers.
+#: What compiles layers and the loss.
 COMPILER = "inductor"
-
-
-class MuonAndAdamW(Optimizer):
-    """torch's Muon on the groups that have a `momentum`, its fused AdamW on the others, as one optimizer for DeepSpeed.
-
-    A matrix of Muon changes by 0.2 · lr per element and step, as under AdamW (Liu et al. 2025, arXiv 2502.16982,
-    section 2.2), whatever its shape. So one rate serves both, and all widths and depths.
-    """
-
-    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
-        super().__init__(groups, {})
-        # Each adds its options to the groups, which are the same objects here.
-        self._parts: list[Optimizer] = [
-            Muon([group for group in groups if "momentum" in group], adjust_lr_fn="match_rms_adamw"),
-            AdamW([group for group in groups if "momentum" not in group], betas=betas, fused=True),
-        ]
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters; `closure` must be None."""
-        assert closure is None
-        for part in self._parts:
-            # Loading a state replaces the groups and the state.
-            is_muon = isinstance(part, Muon)
-            part.param_groups = [one for one in self.param_groups if ("momentum" in one) == is_muon]
-            part.state = self.state
-            part.step()
 
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
@@ -134,7 +110,7 @@ def build_engine(
     muon = recipe.optimizer == "muon"
     optimizer = MuonAndAdamW(groups, betas) if muon else AdamW(groups, betas=betas, fused=True)
     # One of DeepSpeed's optimizers prints the memory in use; stdout may hold a JSON result.
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), no_broadcast_to_itself():
         engine, *_ = import_deepspeed().initialize(
             model=model,
             optimizer=optimizer,
@@ -151,7 +127,7 @@ def build_engine(
                 raise RuntimeError(f"DeepSpeed did not shard {name}")
         model_family.finish_sharding(engine.module, layout)
     if layout.compiled:
-        compile_layers(engine.module)
+        compile_model(engine.module, layout, recipe)
     if layout.data_parallel == 1 and layout.zero == 0:
         # DeepSpeed would sum the gradients of one group with itself, through a copy of all of them.
         engine.enable_backward_allreduce = False
@@ -166,13 +142,18 @@ def missing_for_compiler() -> str | None:
     return None if headers.is_file() else f"{headers} (Debian: python3-dev)"
 
 
-def compile_layers(model: Any) -> None:
-    """Compile each layer of a HuggingFace model; all share the code of the first."""
+def compile_model(model: Any, layout: Layout, recipe: Recipe) -> None:
+    """Compile each layer of a HuggingFace model, which share the code of the first, and the loss of its head.
+
+    `Layout.compiles_layers` says where layers are left as they are.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.compile(backend=COMPILER, dynamic=False)
+    for module in model.modules():
+        if isinstance(module, Head):
+            module.score = torch.compile(scored, backend=COMPILER, dynamic=False)
+        elif isinstance(module, GradientCheckpointingLayer) and layout.compiles_layers(recipe):
+            module.compile(backend=COMPILER, dynamic=False)
 
 
 def close_engine(engine: Any) -> None:

@@ -42,6 +42,7 @@ from trainables.train.engine import (
     whole_state,
 )
 from trainables.train.gpu_readings import gpu_readings
+from trainables.train.late_reading import LateReading
 from trainables.train.memory_meter import MemoryMeter
 
 #: Points of a training curve.
@@ -252,6 +253,8 @@ class _Training:
         # Of a checkpoint in the middle of a window, rank 0 holds the sum of all ranks.
         begun = self.state.window_loss if self.rank == 0 else 0.0
         self.loss_sum = torch.tensor(begun, dtype=torch.float32, device=self.device)
+        # The ranks of a gang wait for one another at each check anyhow.
+        self.reading = LateReading(is_late=self.device.type == "cuda" and self.layout.ranks == 1)
 
     def run(self, evaluations: int) -> Result:
         state, steps = self.state, self.cell.recipe.steps
@@ -269,7 +272,7 @@ class _Training:
             until = min(steps, state.step - state.step % window + window)
             end = min([until, *(s for s in evaluate_at if s > state.step)])
             first_step = state.step
-            seconds = self._steps(min(end, state.step + stride))
+            seconds = self._steps(min(end, state.step + stride), end)
             if state.step == end:
                 reason = self._close_window()
             if state.step in evaluate_at and reason is None:
@@ -303,8 +306,8 @@ class _Training:
         self._finish_save()
         return self._result(reason)
 
-    def _steps(self, until: int) -> float:
-        """Train up to step `until`; return the seconds."""
+    def _steps(self, until: int, end: int) -> float:
+        """Train up to step `until`, and wait for the device at step `end`; return the seconds."""
         recipe, layout, engine, state = self.cell.recipe, self.layout, self.engine, self.state
         start = time.perf_counter()
         pieces = layout.pieces(recipe)
@@ -320,11 +323,21 @@ class _Training:
                     self.norm = clip_gradients(engine, layout, recipe.grad_clip)
                 engine.step()
             state.step += 1
-        # Waits for the device.
-        self.is_finite = math.isfinite(self.loss_sum)
+        # Waits for the device: at `end` for these steps, before it for those of the last call.
+        self._read(self.reading.exchange(self.loss_sum))
+        if until == end:
+            self._read(self.reading.newest())
+        return self._spent(start)
+
+    def _read(self, loss_sum: float | None) -> None:
+        if loss_sum is not None:
+            self.is_finite = math.isfinite(loss_sum)
+
+    def _spent(self, start: float) -> float:
+        """Add the seconds since `start` to those of training, and return them."""
         seconds = time.perf_counter() - start
-        state.train_seconds += seconds
-        state.window_seconds += seconds
+        self.state.train_seconds += seconds
+        self.state.window_seconds += seconds
         return seconds
 
     def _close_window(self) -> str | None:
@@ -384,6 +397,8 @@ class _Training:
 
     def _agree(self, values: Sequence[int], ready: bool) -> tuple[list[int], bool]:
         """Return rank 0's decisions and numbers, because clocks differ, and whether all ranks are ready."""
+        if self.layout.ranks == 1:
+            return list(values), ready
         own = values if self.rank == 0 else [0] * len(values)
         total = self._sum(torch.tensor([*own, ready], dtype=torch.int64, device=self.device))
         *agreed, count = (int(value) for value in total.tolist())
@@ -396,7 +411,8 @@ class _Training:
         score = self.cell.data.score(self.cell.recipe.context)
         sums = torch.zeros(2 + (score.numbers if score else 0), dtype=torch.float64)
         engine.eval()
-        with torch.no_grad():
+        # Compiled layers would be compiled again for passes without gradients, and for the last, smaller batch.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             for x, y, counts in self._validation():
                 # With one item the loss is a sum over tokens, also with a sharded vocabulary.
                 targets = self._tensor(y)
@@ -431,6 +447,12 @@ class _Training:
 
     def _save(self) -> None:
         assert self.storage is not None
+        start = time.perf_counter()
+        self._read(self.reading.newest())
+        self._spent(start)
+        if not self.is_finite:
+            # The next check ends the cell.
+            return
         self._finish_save()
         self.state.window_loss = float(self._sum(self.loss_sum.clone()))
         self.saved = checkpoint.save(self.engine, self.storage, self.layout, self.state, self.damaged)

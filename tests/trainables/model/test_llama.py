@@ -11,9 +11,9 @@ from trainables.cell import Base, Recipe, Shape
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model.build import build_model, standard_deviation
-from trainables.model.chunked_loss import ChunkedLoss
 from trainables.model.counts import kept_activations, memory
 from trainables.model.family import family
+from trainables.model.head import OnePassLoss
 from trainables.model.parametrisation import param_groups, scale
 from trainables.train.engine import preload
 
@@ -145,28 +145,9 @@ def test_it_computes_what_huggingfaces_class_computes_to_the_bit(network, embedd
     model = build_model(shape, one, 99, seed=0).eval()
     tokens = torch.randint(0, 99, (2, 32), generator=torch.Generator().manual_seed(0))
     assert torch.equal(model(input_ids=tokens).logits, plain(model, one)(tokens).logits)
-    assert isinstance(model, ChunkedLoss)
+    assert isinstance(model, OnePassLoss)
     assert model.config.rope_parameters["rope_theta"] == 500.0
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == (embeddings == "tied")
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("embeddings", ["tied", "untied"])
-def test_chunked_losses_and_gradients_are_those_of_whole_logits(network, embeddings, monkeypatch):
-    one = recipe(network, embeddings=embeddings)
-    tokens = torch.randint(0, 99, (2, 32), generator=torch.Generator().manual_seed(0))
-    losses, gradients = [], []
-    for most in (1 << 27, 500):
-        monkeypatch.setattr("trainables.model.chunked_loss.CHUNK_LOGITS", most)
-        model = build_model(SHAPES["plain"], one, 99, seed=0)
-        output = model(input_ids=tokens, labels=tokens, shift_labels=tokens)
-        assert (output.logits is None) == (most == 500)
-        output.loss.backward()
-        losses.append(output.loss.item())
-        gradients.append({name: p.grad for name, p in model.named_parameters()})
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    for name, gradient in gradients[0].items():
-        assert torch.allclose(gradient, gradients[1][name], atol=1e-6), name
 
 
 #: Twice as wide and deep as the base, so that all multipliers are powers of two and no rounding differs.

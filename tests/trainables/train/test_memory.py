@@ -66,7 +66,12 @@ def cases() -> list[Case]:
 
 
 def arguments(
-    name: str, precision: Precision, network: str = "gpt2", embeddings: str = "tied", **layout: Any
+    name: str,
+    precision: Precision,
+    network: str = "gpt2",
+    embeddings: str = "tied",
+    optimizer: str = "adamw",
+    **layout: Any,
 ) -> tuple[Shape, int, Recipe, Layout]:
     depth, width, heads, vocabulary, context, batch = CASES[name]
     recipe = Recipe(
@@ -76,6 +81,7 @@ def arguments(
         precision=precision,
         network=network,
         embeddings=embeddings,  # type: ignore[arg-type]
+        optimizer=optimizer,  # type: ignore[arg-type]
     )
     ranks = layout.get("tensor_parallel", 1) * layout.get("data_parallel", 1)
     spread = Layout(**{"zero": default_zero(recipe, ranks), **layout})
@@ -166,3 +172,9 @@ def test_the_estimate_is_what_a_rank_of_a_rotary_family_takes(
 ) -> None:
     """A gated network keeps more of a layer than GPT-2's, and an untied embedding has a gradient of its own."""
     check(name, "fp32", network=network, embeddings=embeddings, **layout)
+
+
+@pytest.mark.parametrize("network", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["wide", "square"])
+def test_the_estimate_is_what_muon_takes(name: str, network: str) -> None:
+    check(name, "fp32", network=network, optimizer="muon")

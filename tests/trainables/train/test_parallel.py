@@ -16,6 +16,7 @@ from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.kinds.hops import HopsData
 from trainables.layout import Layout
+from trainables.model import head
 from trainables.progress import Result
 from trainables.record import Keep
 from trainables.train import loop
@@ -172,6 +173,30 @@ def test_in_bf16_every_layout_gives_the_losses_of_one_rank(ranks, root, expected
     else:
         results = gang(ranks, root, one, spread)
     assert_same(results[0], expected_in_bf16, loss=1e-3, norm=2e-2)
+    assert [curve(result) for result in results] == [curve(results[0])] * spread.ranks
+
+
+def train_in_one_pass(one, **options):
+    """Train with chunks of one to eleven tokens, whose loss and gradients are computed in one pass."""
+    with mock.patch.object(head, "ONE_PASS_LOGITS", 0), mock.patch.dict(head.CHUNK_LOGITS, cpu=100):
+        return train(one, **options)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name(case), marks=() if case in (*GATE, PLAIN) else pytest.mark.extended)
+        for case in cases()
+    ],
+)
+def test_a_loss_in_one_pass_is_that_of_one_rank_with_whole_logits(ranks, root, expected, case):
+    spread = layout(*case)
+    options = {"data_root": root, "layout": spread, "evaluations": 2}
+    if spread.ranks == 1:
+        results = [ranks.alone(train_in_one_pass, cell(), **options)]
+    else:
+        results = ranks.gang(spread.ranks, train_in_one_pass, cell(), **options)
+    assert_same(results[0], expected, loss=2e-6, norm=1e-5)
     assert [curve(result) for result in results] == [curve(results[0])] * spread.ranks
 
 

@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from tests.bench.kernels import LIMITS, READ, Counting, of_cell, of_plain_torch, on_ranks, per_layer
+from tests.bench.kernels import (
+    LIMITS,
+    NETWORKS,
+    READ,
+    Counting,
+    of_cell,
+    of_compiled_cell,
+    of_plain_torch,
+    on_ranks,
+    per_layer,
+)
 from tests.trainables.train import golden
 from trainables.layout import Layout
 from trainables.model.build import build_model
@@ -11,12 +21,20 @@ from trainables.model.gpt2 import ATTENTION
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.slow
-def test_on_one_rank_a_layer_adds_the_kernels_of_plain_torch_and_no_read(tmp_path, precision):
-    plain = per_layer(of_plain_torch, precision)
-    assert per_layer(of_cell, tmp_path, Layout(), {"precision": precision}) == plain
-    assert plain[0] <= LIMITS[Layout()][0]
+def test_on_one_rank_a_layer_adds_the_kernels_of_plain_torch_and_no_read(tmp_path, network, precision):
+    plain = per_layer(of_plain_torch, precision, network)
+    assert per_layer(of_cell, tmp_path, Layout(), {"precision": precision, "network": network}) == plain
+    assert plain[0] <= NETWORKS[network][0]
     assert plain[1] == 0
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.slow
+def test_a_compiled_layer_adds_a_few_fused_kernels(tmp_path, network):
+    kernels, _ = per_layer(of_compiled_cell, tmp_path, network)
+    assert 0 < kernels <= NETWORKS[network][1]
 
 
 @pytest.mark.parametrize("parametrisation", ["sp", "completep"])

@@ -10,6 +10,8 @@ as left out. `--only STAGE`, `--case`, and `--who` choose or repeat some.
 import argparse
 import json
 import math
+import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -49,7 +51,7 @@ def main() -> None:
         serve(_stages)
         return
     if options.show:
-        for name, stage in json.loads(options.show.read_text())["stages"].items():
+        for name, stage in read(options.show)["stages"].items():
             print(table(name, stage))
         return
     if options.out is None:
@@ -57,13 +59,45 @@ def main() -> None:
     steps = chosen(options.sitting, options.size, options.only, options.case, options.who)
     if not steps:
         parser.error("no step has all of these options")
-    measure(options.out, steps, options.size, options.seconds)
+    # `timeout` and schedulers end a program by SIGTERM; the stage's process has to end with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        measure(options.out, steps, options.size, options.seconds)
+    except KeyboardInterrupt:
+        sys.exit(f"Stopped. What was measured is in {options.out}.")
 
 
 def _stages() -> Any:
     from tests.gpu import stages
 
     return stages
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return the content of a file of results; SystemExit if it is none."""
+    try:
+        document = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f"{file} cannot be read: {error}.")
+    if not isinstance(document, dict) or "stages" not in document:
+        sys.exit(f"{file} is no file of this script; name another.")
+    return document
+
+
+def _begun(out: Path, size: str) -> dict[str, Any]:
+    """Return the content of the file that earlier calls began, or none; SystemExit if nothing can be added to it."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"{out} cannot be written: {error}.")
+    if not os.access(out.parent, os.W_OK) or out.is_dir() or out.suffix == ".log":
+        sys.exit(f"{out} cannot be written, or is the log beside the results; name a file such as gpu.json.")
+    if not out.exists():
+        return {"stages": {}}
+    document = read(out)
+    if document["size"] != size:
+        sys.exit(f"{out} has rows of `--size {document['size']}`; name another file for those of {size}.")
+    return document
 
 
 def measure(
@@ -84,46 +118,50 @@ def measure(
         command: starts a process that calls `tests.gpu.processes.serve`.
 
     Raises:
-        SystemExit: the first process does not start, or finds no GPU and the size is not `tiny`.
+        SystemExit: the first process does not start, or finds no GPU and the size is not `tiny`; or the file cannot be
+            written, or has rows of another size.
     """
     begun = time.monotonic()
+    document = _begun(out, size)
     spare = Worker(command)
-    key, value = spare.answer(IMPORT_SECONDS)
-    if key != "ready" or not (value or size == "tiny"):
-        spare.end()
-        sys.exit(
-            "This machine shows torch no GPU. `--size tiny` tries the script on the CPU."
-            if key == "ready"
-            else f"The imports of the stages failed: {value or f'no answer in {IMPORT_SECONDS:.0f} s'}"
-        )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    document |= {"size": size, "seconds": seconds, "steps": [step.title for step in steps]}
-    document.setdefault("environment", {})
-    stages = document.setdefault("stages", {})
-    for step in steps:
-        kept = document["environment"]
-        for environment in [kept, *FALLBACKS] if step.stage == "contact" else [kept]:
-            settings = " ".join(f"{name}={value}" for name, value in environment.items())
-            title = step.title if environment is kept else f"{step.title}: {settings}"
-            left = math.inf if seconds is None else seconds - (time.monotonic() - begun)
-            if left <= (step.expected if size == "full" else 0):
-                missing = f"{max(0, left):.0f} s were left, and it takes about {step.expected:.0f} s"
-                stage = stages[title] = {"left out": missing}
-                document["environment"] = kept
+    try:
+        key, value = spare.answer(IMPORT_SECONDS)
+        if key != "ready" or not (value or size == "tiny"):
+            sys.exit(
+                "This machine shows torch no GPU. `--size tiny` tries the script on the CPU."
+                if key == "ready"
+                else f"The imports of the stages failed: {value or f'no answer in {IMPORT_SECONDS:.0f} s'}"
+            )
+        document |= {"size": size, "seconds": seconds, "steps": [step.title for step in steps]}
+        document.setdefault("environment", {})
+        stages = document["stages"]
+        for step in steps:
+            kept = document["environment"]
+            for environment in [kept, *FALLBACKS] if step.stage == "contact" else [kept]:
+                settings = " ".join(f"{name}={value}" for name, value in environment.items())
+                title = step.title if environment is kept else f"{step.title}: {settings}"
+                left = math.inf if seconds is None else seconds - (time.monotonic() - begun)
+                if left <= (step.expected if size == "full" else 0):
+                    missing = f"{max(0, left):.0f} s were left, and it takes about {step.expected:.0f} s"
+                    stage = {"left out": missing}
+                    # Rows of an earlier call stay.
+                    if not stages.get(title, {}).get("rows"):
+                        stages[title] = stage
+                    document["environment"] = kept
+                else:
+                    document["environment"] = dict(environment)
+                    worker, spare = spare, Worker(command)
+                    stage = _run(worker, step, min(step.limit, left), out, document, title)
+                    stage["ended at"] = round(time.monotonic() - begun, 1)
+                write_json(out, document)
+                print(table(title, stage), flush=True)
+                if "error" not in stage:
+                    break
             else:
-                document["environment"] = dict(environment)
-                worker, spare = spare, Worker(command)
-                stage = _run(worker, step, min(step.limit, left), out, document, title)
-                stage["ended at"] = round(time.monotonic() - begun, 1)
-            write_json(out, document)
-            print(table(title, stage), flush=True)
-            if "error" not in stage:
-                break
-        else:
-            # The stage failed with every setting, so none is to blame.
-            document["environment"] = kept
-    spare.end()
+                # The stage failed with every setting, so none is to blame.
+                document["environment"] = kept
+    finally:
+        spare.end()
     document["took"] = round(time.monotonic() - begun, 1)
     write_json(out, document)
     return document
@@ -134,17 +172,22 @@ def _run(
 ) -> dict[str, Any]:
     """Run a step in a worker, save the document after every row, and return what is recorded of the step."""
     begun = time.monotonic()
-    stage: dict[str, Any] = {"rows": []}
+    # The error stays if nothing comes after it, such as when the machine is taken away.
+    stage: dict[str, Any] = {"rows": [], "error": "not finished"}
     document["stages"][title] = stage
     try:
         worker.send(step, document["size"], document["environment"])
         for key, value in follow(worker, seconds):
             if key == "about":
                 document.update(value)
+                # Two calls may get different ones.
+                stage["device"] = value["device"]
             elif key == "row":
                 stage["rows"].append(value)
             elif key == "error":
                 stage["error"] = value
+            elif key == "done":
+                del stage["error"]
             write_json(out, document)
     finally:
         printed = worker.end()
@@ -158,7 +201,8 @@ def table(name: str, stage: dict[str, Any]) -> str:
     """A stage as a Markdown table."""
     if "left out" in stage:
         return f"\n### {name}\n\nLeft out: {stage['left out']}"
-    head = f"\n### {name} ({stage.get('seconds', 0):.0f} s)\n\n"
+    took = f"{stage['seconds']:.0f} s" if "seconds" in stage else ""
+    head = f"\n### {name} ({', '.join(filter(None, (took, stage.get('device'))))})\n\n"
     error = stage.get("error", "")
     if not stage["rows"]:
         return f"{head}{error}".rstrip()

@@ -118,16 +118,17 @@ def profile(sizes: Sizes, root: Path, case: str, who: str) -> Iterator[Row]:
     cell = cell.model_copy(update={"recipe": cell.recipe.model_copy(update={"steps": PROFILED_STEPS})})
     train_steps, profiles, seconds = loop._Training._steps, [], 0.0
 
-    def steps(training: Any, until: int) -> float:
+    def steps(training: Any, until: int, end: int) -> float:
         nonlocal seconds
         first = training.state.step
         if gpu:
             # Also the reads between two runs of steps count.
             torch.cuda.set_sync_debug_mode("warn" if third <= first < 2 * third else "default")
         if first < 2 * third:
-            return train_steps(training, until)
+            return train_steps(training, until, end)
         with torch_profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as profiled:
-            lasted = train_steps(training, until)
+            # All at once: the host reads losses late, and waits for the device only at `end`.
+            lasted = train_steps(training, end, end)
         profiles.append(profiled)
         seconds += lasted
         return lasted

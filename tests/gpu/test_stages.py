@@ -4,8 +4,10 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -236,8 +238,8 @@ def test_speeds_and_utilisation_belong_together(sitting):
 
 
 @pytest.mark.slow
-def test_a_profile_accounts_for_the_time_of_steady_steps(sitting):
-    step, *rows = sitting("1")["profile: 125M, ours"]["rows"]
+def test_a_profile_accounts_for_the_time_of_steady_steps(tmp_path):
+    step, *rows = stages.STAGES["profile"](GIVEN, tmp_path, case="125M", who="ours")
     kinds = [row for row in rows if row["what"] not in ("kernel", "the host waits")]
     for name in ("ms per step", "share", "calls per step"):
         assert sum(row[name] for row in kinds) == pytest.approx(step[name])
@@ -378,7 +380,7 @@ def test_the_first_setting_with_which_contact_works_is_kept(fake, monkeypatch, w
 def test_what_does_not_fit_into_the_seconds_is_left_out_and_named(tmp_path, fake):
     command = (sys.executable, str(tmp_path / "fakes.py"))
     steps = [Step("rows", 1000), Step("environment", 1)]
-    stages_of = measure(tmp_path / "full.json", steps, "tiny", 0.0, command)["stages"]
+    stages_of = measure(tmp_path / "tiny.json", steps, "tiny", 0.0, command)["stages"]
     assert all("left out" in stage for stage in stages_of.values())
     assert "Left out" in table("rows", stages_of["rows"])
     # At full size the expected time counts, and a later step that fits runs.
@@ -387,6 +389,51 @@ def test_what_does_not_fit_into_the_seconds_is_left_out_and_named(tmp_path, fake
     stages_of = measure(tmp_path / "full.json", steps, "full", 500.0, command)["stages"]
     assert "1000" in stages_of["rows"]["left out"]
     assert len(stages_of["environment"]["rows"]) == 1
+    # What an earlier call measured stays.
+    again = measure(tmp_path / "full.json", steps, "full", 0.0, command)["stages"]
+    assert again["environment"] == stages_of["environment"]
+
+
+@pytest.mark.parametrize("name", ["gpu.log", "folder", "file/gpu.json", "no results.json", "tiny.json"])
+def test_a_file_that_cannot_take_the_rows_is_refused_before_anything_starts(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "no results.json").write_text("[1]")
+    (tmp_path / "tiny.json").write_text(
+        '{"size": "tiny", "stages": {"rows": {"rows": [{"what": "of a CPU"}]}}}'
+    )
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    command = (sys.executable, "-c", f"open({str(tmp_path / 'started')!r}, 'w')")
+    with pytest.raises(SystemExit, match=re.escape(Path(name).name)):
+        measure(tmp_path / name, EVERYTHING, "full", None, command)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_measurement_that_is_stopped_ends_its_processes_and_keeps_its_rows(fake, tmp_path, number):
+    out = tmp_path / "gpu.json"
+    code = f"""
+import sys
+from tests.gpu import __main__ as script
+from tests.gpu.plan import Step
+script.measure.__defaults__ = (None, [sys.executable, {str(tmp_path / "fakes.py")!r}])
+script.chosen = lambda *options: [Step("hangs", 1)]
+sys.argv = ["tests.gpu", {str(out)!r}, "--size", "tiny"]
+script.main()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (out.exists() and "pid" in out.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert len(shown.splitlines()) == 1
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert [child for child in alive if child.status() != "zombie"] == []
+    stage = json.loads(out.read_text())["stages"]["hangs"]
+    assert (len(stage["rows"]), stage["error"]) == (1, "not finished")
 
 
 def test_a_process_that_cannot_import_ends_the_measurement(tmp_path):

@@ -228,6 +228,8 @@ class LayoutPlanner:
                 yield "activations recomputed"
         if layout.compiled:
             yield f"{self._compiled_parts(layout)} compiled, about {cost.compile_seconds:.2g} s"
+        elif self.resources.compile == "always":
+            yield "nothing to compile: dropout, tensor parallel or ZeRO 3, and few logits or a shared vocabulary"
         if self.device.is_gpu and not family(self.recipe.network).keeps_scores:
             yield from self._attention(cost.shape.head_width)
         if layout.pieces(self.recipe) > 1:

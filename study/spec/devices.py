@@ -127,7 +127,7 @@ class _Devices(dict[str, Device]):
             raise KeyError(name)
         part, units, gigabytes = slice_.groups()
         memory, share = int(gigabytes) * 10**9, int(part or units) / UNITS
-        if memory > whole.memory:
+        if not 0 < memory <= whole.memory or int(part or units) > int(units):
             raise KeyError(name)
         peak = {precision: share * rate for precision, rate in whole.peak.items()}
         title = f"a slice {size} of {whole.title}"
@@ -230,7 +230,8 @@ def _first_slice(card: Any) -> Any:
 def device_of(model: str) -> str | None:
     """Return the name in `DEVICES` of a GPU by its driver's name of it, such as `NVIDIA A100-SXM4-40GB`.
 
-    A slice is named by its card and its size: `NVIDIA A100-SXM4-40GB MIG 1g.5gb` is `a100-40gb-1g.5gb`.
+    A slice is named by its card and its size: `NVIDIA A100-SXM4-40GB MIG 1g.5gb` is `a100-40gb-1g.5gb`. It has no more
+    memory than the card in `DEVICES`: `NVIDIA H100 NVL MIG 7g.94gb` is `h100-80gb-7g.80gb`.
     """
     model, _, size = model.partition(" MIG ")
     matches = {
@@ -241,4 +242,7 @@ def device_of(model: str) -> str | None:
     # "L4" is part of "L40S", and an A100 has 40 or 80 GB.
     card = max(matches, key=lambda name: matches[name], default=None)
     slice_ = re.match(SLICE, size)
-    return f"{card}-{slice_[0]}" if card and slice_ else card
+    if not (card and slice_):
+        return card
+    units, gigabytes = slice_[0].rpartition(".")[0], min(int(slice_[3]), (DEVICES[card].memory or 0) // 10**9)
+    return f"{card}-{units}.{gigabytes}gb"

@@ -97,9 +97,9 @@ class ResourcesSection(Section):
     """tensor-parallel ranks also share the embedding and the logits; auto does so but for tasks, whose accuracy is read
     off whole logits"""
     compile: Literal["never", "always", "auto"] = "auto"
-    """compile the layers of cells without dropout or tensor parallelism, and the loss of a vocabulary that is not
-    shared; auto is on a GPU, for cells whose steps take more than 5 times what compiling does (a minute, unless that
-    was measured)"""
+    """compile the layers of cells without dropout, tensor parallelism and ZeRO 3, and the loss of more than 2^20 logits
+    of a vocabulary that is not shared; auto is on a GPU, for cells whose steps take more than 5 times what compiling
+    does (a minute, unless that was measured)"""
     gang_timeout_seconds: Seconds = 300
     """how long ranks wait for one another before the trial fails"""
     storage: str = Field(default="auto", min_length=1)

@@ -222,6 +222,8 @@ def test_layers_are_compiled_where_the_time_pays_for_it_and_the_loss_stays() -> 
         choice = layout_planner(one, room=8, **resources).choose(shape)
         flags = [flag.partition(" compiled")[0] for flag in choice.flags if " compiled" in flag]
         assert flags == ([parts] if choice.layout.compiled else [])
+        is_refused = any(flag.startswith("nothing to compile") for flag in choice.flags)
+        assert is_refused is (resources.get("compile") == "always" and not choice.layout.compiled)
         assert (choice.cost.compile_seconds > 0) is choice.layout.compiled
         return choice.layout.compiled
 

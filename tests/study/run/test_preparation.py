@@ -123,16 +123,16 @@ def test_a_study_of_seconds_is_not_worth_it_and_no_study_twice(monkeypatch):
         assert is_worth_timing(make_plan(load_spec("quickstart", ["training.steps=100000"]))) == busy
 
 
-def timed(monkeypatch, program, limit=20.0):
+def timed(monkeypatch, program, limit=20.0, *changes):
     """Time the steps of the quickstart by another program, whose input are the cells."""
-    monkeypatch.setattr(preparation, "CPU_LIMIT", limit)
+    monkeypatch.setattr(preparation, "LIMIT", limit)
     popen = subprocess.Popen
     monkeypatch.setattr(
         preparation.subprocess,
         "Popen",
         lambda command, **others: popen([sys.executable, "-c", program], **others),
     )
-    return time_steps(make_plan(load_spec("quickstart")), "nowhere", Console(file=io.StringIO()))
+    return time_steps(make_plan(load_spec("quickstart", changes)), "nowhere", Console(file=io.StringIO()))
 
 
 LINE = """
@@ -176,6 +176,14 @@ def test_cells_that_are_not_timed_within_the_limit_are_left_out_and_their_proces
     assert found.speed.cells == ["L1-d8"]
 
 
+def test_a_cell_that_is_compiled_has_the_time_for_it_on_a_cpu_too(monkeypatch):
+    program = f"{LINE}\ntime.sleep(1)\nfor cell in cells: line(1.0, compile_seconds=39.0)"
+    with pytest.raises(SpecError, match="0 s"):
+        timed(monkeypatch, program, 0.4)
+    found = timed(monkeypatch, program, 0.4, "resources.compile=always")
+    assert found.speed.compile_seconds == 39.0
+
+
 @pytest.mark.parametrize(
     ("program", "part"), [("time.sleep(60)", "0 s"), ("raise SystemExit('lost')", "lost")]
 )
@@ -195,7 +203,7 @@ def test_cells_of_several_devices_are_not_tried():
 @pytest.mark.timeout(600)
 def test_real_cells_are_timed_and_the_next_plan_follows_them(command, monkeypatch):
     # On a busy machine the last cells would be left out.
-    monkeypatch.setattr(preparation, "CPU_LIMIT", 500.0)
+    monkeypatch.setattr(preparation, "LIMIT", 500.0)
     spec, changes = SMALL
     before = make_plan(load_spec(*SMALL))
     tried = {f"L{p.cell.shape.depth} d{p.cell.shape.width}": p.cell.shape for p in tried_cells(before)}

@@ -27,6 +27,8 @@ from tests.study.small import SMALL
         ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "a100-40gb-3g.20gb"),
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb+me", "a100-80gb-1g.10gb"),
         ("NVIDIA H200 MIG 1c.3g.71gb", "h200-141gb-1c.3g.71gb"),
+        # A card of the same model with more memory than the plan's.
+        ("NVIDIA H100 NVL MIG 7g.94gb", "h100-80gb-7g.80gb"),
         ("Quadro K620", None),
     ],
 )
@@ -51,7 +53,17 @@ def test_a_slice_has_its_own_memory_and_its_part_of_the_peak(name, gigabytes, se
 
 
 @pytest.mark.parametrize(
-    "name", ["h100-80gb-1g.90gb", "h100-80gb-8g.80gb", "l4-24gb-1g.10gb", "cpu-1g.10gb", "h100-80gb-", "v100"]
+    "name",
+    [
+        "h100-80gb-1g.90gb",
+        "h100-80gb-1g.0gb",
+        "h100-80gb-8g.80gb",
+        "h100-80gb-3c.2g.20gb",
+        "l4-24gb-1g.10gb",
+        "cpu-1g.10gb",
+        "h100-80gb-",
+        "v100",
+    ],
 )
 def test_what_is_no_slice_is_no_device(name):
     with pytest.raises(KeyError):

@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--micro-batch", type=int, help="sequences of a group at once; by default all of its share")
     add("--activation-checkpointing", action="store_true", help="keep no activations inside a layer")
     add("--shard-vocabulary", action="store_true", help="share the embedding as well as the matrices")
-    add("--compiled", action="store_true", help="compile the layers")
+    add("--compiled", action="store_true", help="compile the layers and the loss")
     return parser
 
 
@@ -139,7 +139,9 @@ def _layout(options: argparse.Namespace, cell: Cell) -> Layout:
             compiled=options.compiled,
         )
     except ValidationError as error:
-        raise InputError("; ".join(str(e["msg"]) for e in error.errors()) + ".") from error
+        raise InputError(
+            "; ".join(e["msg"].removeprefix("Value error, ") for e in error.errors()) + "."
+        ) from error
 
 
 def read_cell(path: Path) -> Cell:

@@ -124,12 +124,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(inner)
 
 
-def bytes_moved(loss: Loss, precision: str) -> float:
+def bytes_moved(loss: Loss, precision: str, tokens: int = TIMED) -> float:
     """Return bytes per token and symbol of the operations of forward and backward besides products of matrices."""
-    inputs = _inputs(TIMED)
+    inputs = _inputs(tokens)
     with _Bytes() as counting:
         _run(loss, inputs, precision)
-    return counting.moved / (TIMED * VOCABULARY)
+    return counting.moved / (tokens * VOCABULARY)
 
 
 def compiled_bytes(tokens: int = 512) -> float:

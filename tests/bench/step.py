@@ -1,7 +1,7 @@
 """Step time of our trainer over plain loops in torch: same shape, data, optimizer, one thread.
 
-Of two shapes of GPT-2 over a minimal hand-written model; of the quickstart's largest shapes and each family over
-HuggingFace's own class.
+Of two shapes of GPT-2 over a minimal hand-written model; of the quickstart's and the evidence's larger shapes, and of a
+vocabulary of 8,000 symbols, each family over HuggingFace's own class.
 """
 
 import statistics
@@ -24,12 +24,14 @@ from trainables.model.build import build_model
 from trainables.model.family import family
 from trainables.train.loop import train
 
-#: Depth, width, sequences, tokens of a sequence, steps of a round, rounds, and the ratio that must not be exceeded.
-CASES = ((4, 128, 32, 128, 8, 7, 1.15), (2, 32, 16, 64, 200, 9, 1.5))
-
-
+#: Depth, width, sequences, tokens of a sequence, symbols, steps of a round, rounds, and the ratio that must not be
+#: exceeded.
+CASES = ((4, 128, 32, 128, 8, 8, 7, 1.15), (2, 32, 16, 64, 8, 200, 9, 1.5))
 #: The same for the quickstart at 28 thousand parameters, with heads of an even width, as rotary positions need.
-QUICKSTART = tuple((depth, width, 64, 32, 60, 5, 1.3) for depth, width in ((1, 48), (2, 36), (4, 24)))
+QUICKSTART = tuple((depth, width, 64, 32, 8, 60, 5, 1.3) for depth, width in ((1, 48), (2, 36), (4, 24)))
+#: The same for the evidence at 110 thousand parameters, and for a vocabulary whose loss is computed in one pass.
+EVIDENCE = tuple((depth, width, 32, 64, 256, 40, 5, 1.15) for depth, width in ((1, 96), (2, 68), (4, 48)))
+WORDS = ((2, 128, 16, 64, 8000, 20, 5, 1.0),)
 FAMILIES = ("gpt2", "llama", "qwen3")
 
 
@@ -37,7 +39,9 @@ def measure(folder: Path) -> list[Figure]:
     """Return a figure per case: milliseconds of a step of both, and the median over rounds of their ratio."""
     hand_written = [_case(folder, "gpt2", _hand_written, *case) for case in CASES]
     return hand_written + [
-        _case(folder, name, _huggingface, *case) for name in FAMILIES for case in QUICKSTART
+        _case(folder, name, _huggingface, *case)
+        for name in FAMILIES
+        for case in (*QUICKSTART, *EVIDENCE, *WORDS)
     ]
 
 
@@ -49,11 +53,14 @@ def _case(
     width: int,
     sequences: int,
     context: int,
+    symbols: int,
     steps: int,
     rounds: int,
     limit: float,
 ) -> Figure:
-    data = HierarchyData(sequences=steps * sequences, validation_sequences=sequences)
+    data = HierarchyData(
+        vocabulary=symbols, sequences=min(600, steps * sequences), validation_sequences=sequences
+    )
     cell = Cell(
         shape=Shape(depth=depth, width=width, heads=2),
         recipe=Recipe(steps=steps, batch=sequences, context=context, network=network),
@@ -72,7 +79,7 @@ def _case(
         plain.append(_plain_step(cell, folder, rival))
     ratios = [a / b for a, b in zip(ours, plain, strict=True)]
     return Figure(
-        what=f"step time of {network}, L={depth} d={width}, batch {sequences}x{context}",
+        what=f"step time of {network}, L={depth} d={width}, batch {sequences}x{context}, {symbols} symbols",
         value=statistics.median(ratios),
         unit="ratio",
         limit=limit,

@@ -17,16 +17,16 @@ Tensor = torch.Tensor
 #: From logits in the compute precision [n, V] and targets [n], the sum of the losses and its gradient by the logits, in
 #: their precision. Rows of ignored targets have any gradient.
 Scored = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-#: Symbols of which the head has a multiple on a GPU, by rows of zeros that no loss sees: tensor cores read rows of
-#: logits that are aligned to 16 bytes only. With 50,257 symbols the products of the head take two to four times as
-#: long as with 50,304 (the count of others: no GPU has run this).
+#: On a GPU the bf16 copy of the matrix is padded with rows of zeros to a multiple of so many symbols. Tensor cores need
+#: rows of logits that are aligned to 16 bytes: with 50,257 symbols the products of the head take two to four times as
+#: long as with 50,304 (as others measured; no GPU has run this code).
 ALIGNED = 64
 
 
 def scored(logits: Tensor, targets: Tensor, symbols: int) -> tuple[Tensor, Tensor]:
     """Return the sum of the losses of logits [n, V'] and its gradient by them. Only the first `symbols` count.
 
-    `torch.compile` makes it two reads and one write of the logits. Eagerly it works in place, in fp32.
+    `torch.compile` makes it two or three reads and one write of the logits. Eagerly it works in place, in fp32.
     """
     log_p = functional.log_softmax(logits[:, :symbols], dim=-1, dtype=torch.float32)
     loss = functional.nll_loss(log_p, targets, ignore_index=IGNORED, reduction="sum")
@@ -38,6 +38,8 @@ def scored(logits: Tensor, targets: Tensor, symbols: int) -> tuple[Tensor, Tenso
         gradient = log_p.exp_()
         gradient[torch.arange(len(at), device=at.device), at] -= 1
     gradient, beyond = gradient.to(logits.dtype), logits.shape[1] - symbols
+    # Or bf16 would have 10 bytes per logit at once below, and the estimate of memory has 8.
+    del log_p
     return loss, functional.pad(gradient, (0, beyond)) if beyond else gradient
 
 
@@ -49,7 +51,7 @@ class _LossSum(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, score: Scored
     ) -> Tensor:
         symbols = len(weight)
-        beyond = -symbols % ALIGNED if weight.is_cuda else 0
+        beyond = -symbols % ALIGNED if weight.is_cuda and dtype != weight.dtype else 0
         cast = functional.pad(weight.to(dtype), (0, 0, 0, beyond)) if beyond else weight.to(dtype)
         counts = (targets != IGNORED)[:, None]
         of_hidden = torch.empty(hidden.shape, dtype=dtype, device=hidden.device)

@@ -1,5 +1,6 @@
 """The loss in one pass against HuggingFace's loss of all logits, and what it holds at once."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.bench import loss as bench
 from trainables.cell import Recipe, Shape
 from trainables.data.store.batches import IGNORED
 from trainables.model import head
@@ -27,6 +29,23 @@ class Largest(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
             self.elements = max(self.elements, result.numel())
+        return result
+
+
+class LiveBytes(TorchDispatchMode):
+    """The bytes that results of operations had after the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[Any, int]] = {}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple) else (result,):
+            storage = tensor.untyped_storage()
+            self.storages[storage.data_ptr()] = weakref.ref(storage), storage.nbytes()
+        self.bytes = sum(count for alive, count in self.storages.values() if alive())
         return result
 
 
@@ -97,6 +116,14 @@ def test_symbols_that_fill_up_the_vocabulary_change_nothing(multiple):
     assert not wide[:, VOCABULARY:].any()
 
 
+def test_the_last_operation_on_a_chunk_in_bf16_has_no_copy_in_fp32_beside_it():
+    """With symbols beyond the vocabulary, as on a GPU: logits, the gradient and the gradient filled up."""
+    logits = torch.zeros(TOKENS, VOCABULARY + 12, dtype=torch.bfloat16)
+    with LiveBytes() as live:
+        head.scored(logits, torch.zeros(TOKENS, dtype=torch.int64), VOCABULARY)
+    assert 3 * logits.nbytes * 0.95 < live.bytes < 3 * logits.nbytes * 1.05
+
+
 def test_a_small_vocabulary_is_scored_whole():
     x, y = batch()
     assert model_of()(input_ids=x, labels=y, shift_labels=y).logits is not None
@@ -160,6 +187,14 @@ def test_the_compiled_loss_is_the_same(precision, multiple):
     assert float(fused) == pytest.approx(float(loss), rel=1e-6)
     counts = targets != IGNORED
     assert float((of_fused[counts] - gradient[counts]).abs().max()) <= (1e-6 if precision == "fp32" else 4e-3)
+
+
+@pytest.mark.slow
+def test_one_pass_moves_fewer_bytes_than_whole_logits_and_compiled_a_quarter():
+    """Of few tokens, where the gradient of the matrix weighs more than it does in training."""
+    assert bench.bytes_moved(bench.ours, "fp32", 700) < bench.bytes_moved(bench.whole, "fp32", 700)
+    compiled, whole = bench.compiled_bytes(tokens=100), bench.bytes_moved(bench.whole, "bf16", 700)
+    assert 0 < compiled <= bench.COMPILED_BYTES < 0.25 * whole
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

@@ -275,6 +275,9 @@ def test_wrong_cell_files_end_with_status_2_and_say_why(tmp_path, capsys):
     error = capsys.readouterr().err
     assert "recipe.stps" in error
     assert "not divisible by 3 heads" in error
+    (tmp_path / "right.json").write_text(cell().model_dump_json())
+    assert main([str(tmp_path / "right.json"), "--compiled", "--shard-vocabulary"]) == 2
+    assert capsys.readouterr().err.startswith("error: shard_vocabulary")
 
 
 def test_data_that_changed_since_it_was_planned_is_refused(root):

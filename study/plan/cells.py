@@ -53,7 +53,7 @@ class PlannedCell:
     flags: tuple[str, ...]
     """Warnings about the shape and reasons for its layout."""
     compile_seconds: float = 0.0
-    """The part of `seconds` that compiling the layers takes."""
+    """The part of `seconds` that compiling takes."""
     level: str = ""
     """The training tokens, or the compute, in words, if the study has several numbers of them."""
     purpose: str = ""

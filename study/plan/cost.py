@@ -78,11 +78,11 @@ class Cost:
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds of compiling the layers; 0 if they are not."""
+        """Seconds of compiling layers and loss; 0 if neither is."""
         return self.device.seconds_to_compile if self.layout.compiled else 0.0
 
     def seconds(self, evaluations: int, validation_tokens: int) -> float:
-        """Return the seconds of the whole cell with its evaluations and with compiling its layers."""
+        """Return the seconds of the whole cell with its evaluations and with compiling."""
         recipe = self.recipe
         tokens = self._piece_tokens * self.layout.data_parallel
         # An evaluation is forward only: a third of the work of training on as many tokens.

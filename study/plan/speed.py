@@ -40,7 +40,7 @@ class Speed:
         cells: names of the measured cells.
         date: day of the measurement.
         busy: whether other work took a part of the processors meanwhile.
-        compile_seconds: of a cell whose layers are compiled; None if no such cell was measured.
+        compile_seconds: of a compiled cell; None if none was measured.
     """
 
     step: float

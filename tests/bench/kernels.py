@@ -39,6 +39,12 @@ FUSED = re.compile(r"^(graph_\d+_cpp|triton_\w+)_fused")
 LOSS = Shape(depth=1, width=64, heads=2), 50_257, Recipe(steps=2, batch=16, context=1024)
 
 
+def is_view(operation: Any) -> bool:
+    """Whether an operation of the dispatcher returns a view of an argument."""
+    returned = [value.alias_info for value in operation._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in returned)
+
+
 class Counting(TorchDispatchMode):
     """Counts the operations that are carried out, by name; views of tensors are none."""
 
@@ -47,9 +53,7 @@ class Counting(TorchDispatchMode):
         self.counts: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        returned = [value.alias_info for value in func._schema.returns]
-        is_view = any(alias is not None and not alias.is_write for alias in returned)
-        if not is_view and not func.namespace.startswith("profiler"):
+        if not is_view(func) and not func.namespace.startswith("profiler"):
             self.counts[func.overloadpacket._qualified_op_name] += 1
         return func(*args, **(kwargs or {}))
 

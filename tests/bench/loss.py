@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.bench.figure import Figure
+from tests.bench.kernels import is_view
 from tests.trainables.memory_cells import keep_no_freed_blocks, peak_of_a_new_process
 from trainables.model.head import Head, scored
 from trainables.train.memory_meter import MemoryMeter
@@ -100,8 +101,7 @@ class _Bytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket._qualified_op_name
-        is_view = any(v.alias_info is not None and not v.alias_info.is_write for v in func._schema.returns)
-        if is_view or name.endswith(("mm", "mm_", "empty", "empty_like")):
+        if is_view(func) or name.endswith(("mm", "mm_", "empty", "empty_like")):
             return result
         kind = name.partition("::")[2]
         # The backward of picking writes zeros everywhere.
@@ -112,16 +112,17 @@ class _Bytes(TorchDispatchMode):
             if kind == "nll_loss_backward"
             else [args, kwargs or {}, result]
         )
-        self.moved += sum(t.numel() * t.element_size() for t in _tensors(parts))
+        self.moved += sum(t.numel() * t.element_size() for t in tensors(parts))
         return result
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a value, in dictionaries, lists and tuples too."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(inner)
+            yield from tensors(inner)
 
 
 def bytes_moved(loss: Loss, precision: str, tokens: int = TIMED) -> float:

@@ -39,8 +39,8 @@ class StepTimes(BaseModel):
     computing: float
     """CPU time over wall time of the training; below 1 for a process of one thread that waited for a core."""
     compile_seconds: float | None = None
-    """What the first step took beyond one of the others, if layers are compiled; else None. It has the first launches
-    of all kernels too, and not what the first evaluation compiles."""
+    """What the first step took beyond one of the others, if layers or loss are compiled; else None. It has the first
+    launches of all kernels too."""
 
 
 def step_times(cell: Cell, layout: Layout, data_root: str) -> StepTimes:

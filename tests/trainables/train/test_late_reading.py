@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.bench.loss import tensors
 from tests.trainables.train import golden
 from trainables.train import loop
 from trainables.train.late_reading import LateReading
@@ -58,13 +59,5 @@ def test_a_loss_that_is_not_finite_ends_the_cell_and_is_not_saved(tmp_path, late
     assert result.reason is not None
     assert loop.NOT_FINITE in result.reason
     for file in (tmp_path / "saved").rglob("*.pt"):
-        for value in _tensors(torch.load(file, weights_only=False)):
+        for value in tensors(torch.load(file, weights_only=False)):
             assert not value.is_floating_point() or math.isfinite(float(value.double().sum()))
-
-
-def _tensors(value):
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(inner)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainables.errors import InputError
+from trainables.errors import InputError, printable
 
 
 class SpecError(InputError):
@@ -14,11 +14,7 @@ class SpecError(InputError):
 
     def __init__(self, message: str) -> None:
         """Keep the message in one line: a key or a value of a spec may hold anything, as a newline."""
-        super().__init__(
-            "".join(
-                sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in message
-            )
-        )
+        super().__init__(printable(message))
 
 
 class ArgumentsNeededError(SpecError):

@@ -27,6 +27,17 @@ def shortened(text: str, most: int = 60) -> str:
     return f"{text[: most - end - 1]}…{text[-end:]}"
 
 
+def printable(text: str, kept: str = "") -> str:
+    """Return a text with its characters that cannot be printed escaped, apart from those of `kept`.
+
+    A terminal would obey them: clear the screen, or copy to the clipboard.
+    """
+    return "".join(
+        sign if sign.isprintable() or sign in kept else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
+
+
 def some(words: Sequence[object], most: int = 12) -> str:
     """Return at most so many words of a list, and the number of the others."""
     listed = ", ".join(shortened(str(word)) for word in words[:most])

@@ -5,11 +5,14 @@ import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from trainables.cell import Cell, Frozen
 from trainables.errors import InputError
 from trainables.layout import Layout
+from trainables.storage.storage import plain_name
 
 #: Which tokenizer text has: `file` is the user's own.
 Tokenization = Literal["bytes", "bpe", "file"]
@@ -23,6 +26,10 @@ class Keep:
 
     folder: str | Path
     revision: str | None = None
+
+
+#: A record that is read from shared storage names no file outside its folder.
+PlainName = Annotated[str, AfterValidator(plain_name)]
 
 
 class FileSum(Frozen):
@@ -53,7 +60,7 @@ class Record(Frozen):
     layout: Layout
     revision: str | None
     versions: dict[str, str]
-    files: Mapping[str, FileSum]
+    files: Mapping[PlainName, FileSum]
 
 
 class RecordError(InputError):

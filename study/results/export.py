@@ -242,10 +242,9 @@ def _problem(kept: Kept) -> str | None:
         return kept.problem
     storage = open_storage(kept.study.models)
     if storage.is_remote:
-        storage.local = kept.folder.parent
         # `damage` reports a missing file by its name.
         with contextlib.suppress(FileNotFoundError):
-            storage.fetch(kept.folder.name, kept.record.files)
+            storage.fetch(kept.folder.name, kept.record.files, kept.folder.parent)
     return damage(kept.folder, kept.record)
 
 

@@ -27,8 +27,9 @@ from trainables.progress import Progress, Result
 from trainables.record import Keep
 from trainables.storage.storage import MARKER, located, open_storage, under
 
-#: Seconds that memory of a GPU may take to become free; the driver takes it back from a dead process within a second.
-FREE_SECONDS = 5.0
+#: Seconds that memory of a GPU may take to become free: a killed process that held 80 GB can take several to end. Fewer
+#: sequences at once would cost more, as they stay for the whole cell.
+FREE_SECONDS = 30.0
 
 
 class HeldMemoryError(MemoryError):
@@ -61,7 +62,7 @@ class TrialSettings(BaseModel):
     gpu: GpuSettings | None = None
     """None for a trial on a CPU."""
     compile_cache: str | Path | None = None
-    """Folder of compiled layers, absolute or below the temporary folder of the machine; None leaves it to torch."""
+    """Folder of compiled layers, absolute or below the user's own folder of the machine; None leaves it to torch."""
     model_root: str | Path | None = None
     """For the final weights; None keeps none."""
     revision: str | None = None
@@ -115,10 +116,12 @@ def saved_step(settings: TrialSettings, key: str) -> int:
     """Return the step of the newest finished checkpoint of a cell, by its key; 0 if none can be found."""
     try:
         storage = open_storage(under(settings.checkpoint_root, key))
-        tags = [tag for tag in storage.tags() if tag.startswith("step-") and storage.read(tag, MARKER)]
+        # In shared storage a folder may have any name.
+        steps = {tag: tag.split("-")[1] for tag in storage.tags() if tag.startswith("step-")}
+        saved = [tag for tag, step in steps.items() if step.isdecimal() and storage.read(tag, MARKER)]
     except (OSError, InputError):
         return 0
-    return max((int(tag.split("-")[1]) for tag in tags), default=0)
+    return max((int(steps[tag]) for tag in saved), default=0)
 
 
 def run_trial(config: dict[str, Any]) -> None:

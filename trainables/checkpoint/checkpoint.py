@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 import threading
@@ -34,21 +35,12 @@ from trainables.layout import Layout
 from trainables.progress import Evaluation, FloatRecord, Point
 from trainables.ranks.collective import run_on_all_ranks
 from trainables.record import versions
-from trainables.storage.storage import FULL, MARKER, Folder
+from trainables.storage.scratch import SCRATCH
+from trainables.storage.storage import FULL, MARKER, Folder, plain_name
 
 KEEP = 2
-#: Classes in the files of DeepSpeed besides tensors and plain values.
-CLASSES = frozenset(
-    {
-        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-        "deepspeed.runtime.zero.config.ZeroStageEnum",
-        "deepspeed.utils.tensor_fragment.fragment_address",
-    }
-)
 #: Version of the format.
 FORMAT = 4
-#: Names of files that a marker may list: no part of them leads to another folder.
-_FILE_NAME = re.compile(r"\w[\w.-]*")
 #: Errors of a load that another attempt may not meet: file server, network, device, memory.
 _MAY_PASS = (OSError, MemoryError, dist.DistError, torch.AcceleratorError, torch.OutOfMemoryError)
 
@@ -114,6 +106,8 @@ class Found:
             problem = self._read(engine)
 
             def check() -> None:
+                if isinstance(problem, pickle.UnpicklingError):
+                    raise _would_run_code(self.storage, self.tag, problem) from problem
                 if problem:
                     raise _cannot_load(self.storage, self.tag, self.marker, _first_line(problem)) from problem
 
@@ -131,8 +125,10 @@ class Found:
             with universal.mended(engine) if self.converted else contextlib.nullcontext():
                 if self.converted and not self.universal:
                     universal.load_plain(engine, folder / self.tag)
-                elif engine.load_checkpoint(str(folder), tag=self.tag)[0] is None:
-                    return LookupError("DeepSpeed does not find its files")
+                    return None
+                with universal.without_code():
+                    if engine.load_checkpoint(str(folder), tag=self.tag)[0] is None:
+                        return LookupError("DeepSpeed does not find its files")
         except FileNotFoundError as error:
             # All recorded files are there, so another version looks for files of another name.
             return error
@@ -410,8 +406,8 @@ def _read_marker(storage: Folder, tag: str, cell: str) -> Marker | str:
             if body.pop("checksum", None) != digest(body):
                 raise ValueError("another checksum")
             marker = Marker.model_validate(body)
-            if not marker.files or not all(map(_FILE_NAME.fullmatch, marker.files)):
-                raise ValueError("files that no save writes")
+            if not [plain_name(name) for name in marker.files]:
+                raise ValueError("no files")
             return marker if marker.state.cell == cell else f"it belongs to cell {marker.state.cell}"
     except (ValueError, TypeError, LookupError):
         # A power cut can leave an empty file.
@@ -451,7 +447,6 @@ def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
                 crc32 = zlib.crc32(piece, crc32)
         if crc32 != record.crc32:
             return f"{name} is damaged"
-        _refuse_code(storage, tag, path)
         return None
 
     def unlisted() -> str | None:
@@ -478,26 +473,19 @@ def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
             size = sum(record.bytes for record in marker.files.values())
             raise InputError(
                 f"The checkpoint {tag} in {storage.name} has {size / 1e9:.3g} GB, and the disk of {storage.local} "
-                "is too full to fetch it. Free that much there, or set TMPDIR to a folder with enough space."
+                f"is too full to fetch it. Free that much there, or set {SCRATCH} to a folder with enough space."
             ) from error
         return next(filter(None, map(wrong, missing)), None) or unlisted()
 
 
-def _refuse_code(storage: Folder, tag: str, path: Path) -> None:
-    """Raise an InputError if loading a file would run other code than that of `CLASSES`; reads it without loading.
-
-    DeepSpeed unpickles whatever a file contains, and in a shared bucket every worker may write.
-    """
-    try:
-        found = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - CLASSES
-    except (ValueError, RuntimeError) as error:
-        found = {_first_line(error)}
-    if found:
-        raise InputError(
-            f"The checkpoint {tag} in {storage.name} was not loaded, because {path.name} would run code that no "
-            f"checkpoint of this version has ({shortened(min(found))}). Find out who wrote it; delete it to train the "
-            "cell without it."
-        )
+def _would_run_code(storage: Folder, tag: str, error: pickle.UnpicklingError) -> InputError:
+    """Return the error for a checkpoint with a class that no save writes: in shared storage others may write."""
+    refused = re.search(r"GLOBAL (\S+)", str(error))
+    what = shortened(refused[1]) if refused else _first_line(error)
+    return InputError(
+        f"The checkpoint {tag} in {storage.name} was not loaded, because a file of it would run code that no "
+        f"checkpoint of this version has ({what}). Find out who wrote it; delete it to train the cell without it."
+    )
 
 
 def _convert(storage: Folder, tag: str, marker: Marker) -> None:
@@ -512,6 +500,8 @@ def _convert(storage: Folder, tag: str, marker: Marker) -> None:
                 universal.convert(storage.local / tag, folder / tag, marker.layout)
                 if storage.is_remote:
                     (folder / "done").touch()
+    except pickle.UnpicklingError as error:
+        raise _would_run_code(storage, tag, error) from error
     except universal.UnsupportedError as error:
         why = f"DeepSpeed cannot convert it to this layout: {error}"
         raise _cannot_load(storage, tag, marker, why) from error

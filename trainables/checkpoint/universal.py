@@ -6,6 +6,8 @@ It has one folder per parameter with its whole weight and moments in fp32.
 import contextlib
 import importlib
 import io
+import os
+import pkgutil
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
@@ -17,6 +19,14 @@ import torch.distributed as dist
 
 from trainables.layout import Layout
 
+#: Classes in the files of DeepSpeed besides tensors and plain values.
+CLASSES = (
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+)
+#: Set, it makes `torch.load` refuse classes also where its caller asks for all of them, as DeepSpeed does.
+_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 #: Files of a parameter besides its step: the fp32 weight and AdamW's two moments.
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
 #: Keys of a model file that DeepSpeed reads from a universal checkpoint; the weights are elsewhere.
@@ -27,6 +37,24 @@ class UnsupportedError(Exception):
     """DeepSpeed cannot convert this checkpoint to another layout."""
 
 
+@contextlib.contextmanager
+def without_code() -> Iterator[None]:
+    """Make `torch.load` raise a pickle.UnpicklingError for a file with other classes than `CLASSES`, and run no code.
+
+    The unpickler itself refuses, so that a file which is replaced after its checksum was verified does no harm either.
+    """
+    before = os.environ.get(_FORCE)
+    os.environ[_FORCE] = "1"
+    try:
+        with torch.serialization.safe_globals([(pkgutil.resolve_name(name), name) for name in CLASSES]):
+            yield
+    finally:
+        os.environ.pop(_FORCE)
+        if before is not None:
+            os.environ[_FORCE] = before
+
+
+@without_code()
 def convert(source: Path, target: Path, layout: Layout) -> None:
     """Write the universal form of a checkpoint that was saved in `layout`; it loads at any degree and ZeRO stage.
 
@@ -45,6 +73,7 @@ def convert(source: Path, target: Path, layout: Layout) -> None:
         raise UnsupportedError(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
 
 
+@without_code()
 def load_plain(engine: Any, folder: Path) -> None:
     """Load a universal checkpoint into an engine of stage 0; DeepSpeed supports only its ZeRO optimizers."""
     library = importlib.import_module("deepspeed.checkpoint.universal_checkpoint")
@@ -169,5 +198,4 @@ def _parameters(folder: Path) -> list[Path]:
 
 
 def _load(path: Path) -> Any:
-    # DeepSpeed's files hold more than tensors; the checkpoint is verified to be this cell's own.
-    return torch.load(path, map_location="cpu", weights_only=False)
+    return torch.load(path, map_location="cpu", weights_only=True)

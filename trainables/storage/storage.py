@@ -2,19 +2,18 @@
 
 import contextlib
 import errno
-import hashlib
 import logging
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from trainables.errors import InputError
+from trainables.storage import scratch
 
 T = TypeVar("T")
 
@@ -25,6 +24,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Pyarrow file systems without folders, where a name with a slash is enough.
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 _COPY_BYTES = 8 << 20
+#: Names of files that a record in shared storage may list.
+_FILE_NAME = re.compile(r"\w[\w.-]*")
 #: Seconds between attempts to reach a store.
 PAUSES = (2.0, 8.0, 30.0, 90.0, 170.0)
 #: Parts of Arrow's S3 errors that another attempt may resolve.
@@ -36,6 +37,13 @@ _WAY_OUT = (
     "AWS_SECRET_ACCESS_KEY, a profile or the machine's role; `?endpoint_override=HOST:PORT&scheme=http` for a store "
     "other than Amazon's)."
 )
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a file; a ValueError for one that leads to another folder, as `../name` and `/name` do."""
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a file that Interplay writes")
+    return name
 
 
 class Folder:
@@ -86,7 +94,10 @@ class Folder:
         target = self.local / tag
         fsync(target)
         part = target / (name + ".part")
-        part.write_bytes(content)
+        # A new file: in a shared folder others could have put a link there, to a file of this user.
+        part.unlink(missing_ok=True)
+        with part.open("xb") as file:
+            file.write(content)
         fsync(part)
         part.replace(target / name)
         fsync(target)
@@ -94,14 +105,18 @@ class Folder:
 
     def put(self, tag: str, name: str, source: Path) -> None:
         """Copy a file into the storage, replacing an older one."""
-        (self.local / tag).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, self.local / tag / name)
+        target = self.local / tag / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # As in `write`: no link is followed.
+        target.unlink(missing_ok=True)
+        with source.open("rb") as content, target.open("xb") as file:
+            shutil.copyfileobj(content, file, _COPY_BYTES)
 
     def publish(self, tag: str, names: Iterable[str]) -> None:
         """Upload files that this rank has written."""
 
-    def fetch(self, tag: str, names: Iterable[str]) -> None:
-        """Download files of a checkpoint to `local`."""
+    def fetch(self, tag: str, names: Iterable[str], into: Path | None = None) -> None:
+        """Download files of a checkpoint to its folder in `local`, or in another folder."""
 
     def release(self, tag: str) -> None:
         """Delete this machine's copy of a checkpoint."""
@@ -123,9 +138,24 @@ class Bucket(Folder):
 
     def __init__(self, uri: str) -> None:
         self.files, self.path = _open(uri, shown(uri))
-        own = _own_folder()
-        super().__init__(own / hashlib.sha256(uri.encode()).hexdigest()[:16])
-        self.lock, self.name = own / "lock", shown(uri)
+        self.uri, self.name = uri, shown(uri)
+        self._copy: scratch.LocalCopy | None = None
+
+    @property
+    def _claimed(self) -> scratch.LocalCopy:
+        if self._copy is None:
+            self._copy = scratch.claim(self.uri)
+        return self._copy
+
+    @property
+    def local(self) -> Path:  # type: ignore[override]
+        """Where ranks write checkpoints, and read them after `fetch`; claimed from its first use to `release`."""
+        return self._claimed.files
+
+    @property
+    def lock(self) -> Path:  # type: ignore[override]
+        """Held by the one rank per machine that fetches; neither `release` nor `clear` removes it under a waiter."""
+        return self._claimed.lock
 
     def check(self) -> None:
         """Write a file, to check that this is allowed; an error as of `unusable` if not."""
@@ -160,11 +190,12 @@ class Bucket(Folder):
         for name in names:
             self.put(tag, name, self.local / tag / name)
 
-    def fetch(self, tag: str, names: Iterable[str]) -> None:
-        """Download files of a checkpoint to `local`."""
-        (self.local / tag).mkdir(parents=True, exist_ok=True)
+    def fetch(self, tag: str, names: Iterable[str], into: Path | None = None) -> None:
+        """Download files of a checkpoint to its folder in `local`, or in another folder."""
+        folder = (into or self.local) / tag
+        folder.mkdir(parents=True, exist_ok=True)
         for name in names:
-            path = self.local / tag / name
+            path = folder / plain_name(name)
             with self.files.open_input_stream(self._path(tag, name)) as source, path.open("wb") as target:
                 shutil.copyfileobj(source, target, _COPY_BYTES)
 
@@ -173,6 +204,8 @@ class Bucket(Folder):
         shutil.rmtree(self.local / tag, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.local.rmdir()
+        self._claimed.users.close()
+        self._copy = None
 
     def remove(self, tag: str, first: str) -> None:
         """Delete a checkpoint, the file `first` before the others."""
@@ -235,14 +268,17 @@ def under(where: str | Path, name: str) -> str | Path:
     where = located(where)
     if isinstance(where, Path):
         return where / name
-    parts = urlsplit(where)
-    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
+    # Not urlunsplit, which makes `hdfs:/a` of `hdfs:///a`: a path of this machine.
+    place, mark, options = where.partition("?")
+    return f"{place.rstrip('/')}/{name}{mark}{options}"
 
 
 def shown(uri: str) -> str:
     """Return a URI without user, password and options, which may be secret."""
+    if "://" not in uri:
+        return uri
     parts = urlsplit(uri)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def unusable(name: str, error: Exception) -> InputError | ConnectionError:
@@ -290,18 +326,6 @@ def _open(uri: str, name: str) -> tuple[Any, str]:
             "such as s3://BUCKET/FOLDER."
         ) from None
     return PyFileSystem(FSSpecHandler(files)), path.rstrip("/")
-
-
-def _own_folder() -> Path:
-    """Return a temporary folder that only this user can write to, because its files are unpickled."""
-    root = Path(tempfile.gettempdir()) / f"interplay-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    status = root.lstat()
-    if root.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise InputError(
-            f"{root} belongs to another user, or others may write to it; delete it, or set TMPDIR to another folder."
-        )
-    return root
 
 
 def discard(where: str | Path) -> None:

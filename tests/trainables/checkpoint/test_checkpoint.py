@@ -2,6 +2,7 @@ import errno
 import itertools
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -410,8 +411,9 @@ class Intruder:
         return os.system, (self.command,)
 
 
+@pytest.mark.parametrize("after", [Layout(), Layout(zero=1)], ids=["same layout", "another layout"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_a_checkpoint_that_would_run_code_is_refused_and_runs_none(root, tmp_path, stopped, legacy):
+def test_a_checkpoint_that_would_run_code_is_refused_and_runs_none(root, tmp_path, stopped, legacy, after):
     """Its checksums are right: who may write to the bucket can write them too."""
     newest, file = stopped[-1], next(stopped[-1].glob("*.pt"))
     content = torch.load(file, weights_only=True)
@@ -420,18 +422,48 @@ def test_a_checkpoint_that_would_run_code_is_refused_and_runs_none(root, tmp_pat
         file,
         _use_new_zipfile_serialization=not legacy,
     )
-    body = json.loads((newest / MARKER).read_text())
-    del body["checksum"]
-    body["files"][file.name] = {"bytes": file.stat().st_size, "crc32": zlib.crc32(file.read_bytes())}
-    (newest / MARKER).write_text(json.dumps({"checksum": digest(body), **body}))
+    write_marker(newest, files={file.name: record(file)})
     before = contents(tmp_path / "c")
-    with pytest.raises(InputError, match=f"{newest.name}.*{file.name} would run code"):
-        run(None, cell(), root, Layout(), tmp_path / "c")
+    with pytest.raises(InputError, match=rf"{newest.name}.* would run code .*\(posix.system\)"):
+        run(None, cell(), root, after, tmp_path / "c")
     assert not (tmp_path / "ran").exists()
     assert contents(tmp_path / "c") == before
-    # The file is as dangerous as it looks.
+    # The file is as dangerous as it looks, and other files are loaded as before.
     torch.load(file, weights_only=False)
     assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("after", [Layout(), Layout(zero=1)], ids=["same layout", "another layout"])
+def test_a_file_that_is_replaced_after_it_was_verified_runs_no_code(
+    root, tmp_path, stopped, monkeypatch, after
+):
+    """In a shared folder others may write between the check of a checksum and the load."""
+    file = next(stopped[-1].glob("*.pt"))
+    load, convert = checkpoint.Found.load, universal.convert
+
+    def replace_and_load(self, engine, notes):
+        plant(stopped[-1], f"touch {tmp_path}/ran")
+        load(self, engine, notes)
+
+    def convert_and_replace(source, target, layout):
+        convert(source, target, layout)
+        for path in target.rglob("*.pt"):
+            torch.save(Intruder(f"touch {tmp_path}/ran"), path)
+
+    monkeypatch.setattr(checkpoint.Found, "load", replace_and_load)
+    monkeypatch.setattr(universal, "convert", convert_and_replace)
+    with pytest.raises(InputError, match=rf"{stopped[-1].name}.* would run code .*\(posix.system\)"):
+        run(None, cell(), root, after, tmp_path / "c")
+    assert file.exists()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_refusal_of_classes_ends_with_the_load(tmp_path):
+    torch.save(Intruder("true"), tmp_path / "file.pt")
+    with universal.without_code(), pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "file.pt", weights_only=False)
+    assert torch.load(tmp_path / "file.pt", weights_only=False) == 0
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
 def plant(tag, command):

@@ -311,6 +311,16 @@ def test_a_folder_without_weights_is_refused(tmp_path):
         read_record(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "", ".", "..", "a/b", ".hidden"])
+def test_a_record_that_lists_a_file_of_another_folder_is_damaged(kept, tmp_path, name):
+    """Export fetches the files that a record in a bucket lists."""
+    record = json.loads((kept("bytes")[-1] / "interplay.json").read_text())
+    record["files"][name] = {"bytes": 1, "sha256": "0" * 64}
+    (tmp_path / "interplay.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match="is damaged"):
+        read_record(tmp_path)
+
+
 def test_the_record_tells_any_change_of_any_file(kept, tmp_path):
     folder = shutil.copytree(kept("bytes")[-1], tmp_path / "m")
     record = read_record(folder)

@@ -98,6 +98,8 @@ def published_manifest(bucket: Bucket, data: DataKind, context: int, key: str) -
         return None
     try:
         manifest: dict[str, Any] = json.loads(content)
+        if unknown := manifest["sha256"].keys() - FILES.keys():
+            raise ValueError(f"it lists {min(unknown)!r}")
         return manifest if describes(manifest, data, context, key) else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         _LOG.warning("%s/%s has no readable manifest (%s)", bucket.name, key, error)

@@ -63,6 +63,9 @@ def read_store(path: Path, data: DataKind, context: int, key: str) -> TokenStore
         if not describes(manifest, data, context, key):
             return None
         dtype = np.dtype(manifest["dtype"])
+        if dtype.kind != "u":
+            # Objects would be pointers that whoever wrote the store has chosen.
+            raise ValueError(f"its tokens are of {dtype}")
         damaged = _damaged_file(path, manifest, dtype.itemsize)
         if damaged:
             _LOG.warning("%s is damaged", damaged)

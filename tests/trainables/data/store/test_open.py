@@ -24,6 +24,7 @@ from trainables.data.packing.pack import Progress, estimate_bytes
 from trainables.data.packing.tokenizer import train_bpe
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
+from trainables.data.store.token_store import read_store
 from trainables.errors import DataError, InputError
 
 SMALL = HierarchyData(sequences=300, validation_sequences=40)
@@ -331,10 +332,28 @@ def test_a_damaged_store_is_packed_again(tmp_path, text_file, damage):
     assert not [p for p in (root / "tmp").iterdir() if p.is_dir()]
 
 
+@pytest.mark.parametrize("dtype", ["O", "V2", "f2", "i2", "u1,u1"])
+def test_tokens_are_unsigned_integers_whatever_a_manifest_says(tmp_path, text_file, dtype):
+    """Objects would be pointers: the bytes of the file would name the memory that is read as objects, and run."""
+    spec = FilesData(path=str(text_file), tokenizer="bytes")
+    path = open_store(spec, context=64, root=tmp_path).path
+    manifest = json.loads((path / "manifest.json").read_text())
+    size = np.dtype(dtype).itemsize
+    for split in ("train", "validation"):
+        count = (path / f"{split}.bin").stat().st_size // size
+        os.truncate(path / f"{split}.bin", count * size)
+        manifest["tokens"][split] = count
+    (path / "manifest.json").write_text(json.dumps({**manifest, "dtype": dtype}))
+    assert read_store(path, spec, 64, path.name) is None
+    again = open_store(spec, context=64, root=tmp_path, key=path.name)
+    assert again.train.dtype == manifest["dtype"]
+
+
 OPEN_AT_ONCE = """
 import json, sys, time
 from pathlib import Path
 from trainables.data.store.open import open_store
+from trainables.data.store.token_store import read_store
 from trainables.data.kinds.files import FilesData
 root, text, here, start = map(Path, sys.argv[1:])
 here.touch()
@@ -379,6 +398,7 @@ PACK = """
 import sys
 from pathlib import Path
 from trainables.data.store.open import open_store
+from trainables.data.store.token_store import read_store
 from trainables.data.kinds.hierarchy import HierarchyData
 open_store(HierarchyData(sequences=int(sys.argv[2])), context=64, root=Path(sys.argv[1]))
 """
@@ -428,6 +448,7 @@ FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
 from trainables.data.store.open import open_store
+from trainables.data.store.token_store import read_store
 from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.errors import DataError
@@ -499,6 +520,7 @@ DETERMINED = """
 import json, sys
 from pathlib import Path
 from trainables.data.store.open import open_store
+from trainables.data.store.token_store import read_store
 from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.hierarchy import HierarchyData
 for spec in (

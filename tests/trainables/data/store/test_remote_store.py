@@ -223,6 +223,19 @@ def test_whether_it_packed_windows_is_known_without_fetching(tmp_path, machine, 
         machine("one")
 
 
+def test_a_manifest_with_other_files_counts_as_none_and_the_data_is_packed_again(
+    tmp_path, machine, memory, caplog
+):
+    first, storage = open_store(SMALL, context=CONTEXT, root=memory), open_storage(memory)
+    forged = {**first.manifest, "sha256": {**first.manifest["sha256"], "../../outside": "0" * 64}}
+    storage.write(first.path.name, "manifest.json", json.dumps(forged).encode())
+    machine("two")
+    second = open_store(SMALL, context=CONTEXT, root=memory)
+    assert "no readable manifest" in caplog.text
+    assert second.manifest["sha256"] == first.manifest["sha256"]
+    assert second.path.parent == tmp_path / "two"
+
+
 def test_a_file_uri_is_a_folder_in_place(tmp_path, machine):
     store = open_store(SMALL, context=CONTEXT, root=f"file://{tmp_path}/stores")
     assert store.path.parent == tmp_path / "stores"

@@ -3,7 +3,8 @@
 The GPUs are numbers that Ray is told of; all else is the product's own. `python -m tests.bench.scale` prints the CPU of
 the driver per cell, its memory, that of the workers, and how long a worker waits between two cells. It needs 32 GB
 of memory and swap, and half an hour; `--workers 24 --cells 60 --seconds 8` takes a minute. Two cores start 256 workers
-in eight minutes: shorter cells end before all have one.
+in eight minutes: shorter cells end before all have one. `--workers 8 --cells 2000 --seconds 0` shows by how much each
+cell lets the driver's memory grow.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import linear_regression, median, quantiles
 
 import psutil
 from rich.console import Console
@@ -93,6 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, metered(asleep, Gaps) as meters:
         summary = run_study(spec, Path(folder), Console(quiet=True))
     (meter,) = meters
+    later = meter.memory[len(meter.memory) // 2 :]
     idle, cpu, *_ = meter.figures(options.workers)
     found = {
         "cells": summary.recorder.trained,
@@ -104,6 +106,8 @@ def main() -> None:
         "seconds_between_cells_median": median(meter.gaps),
         "seconds_between_cells_p90": quantiles(meter.gaps, n=10)[-1],
         "driver_bytes": max(meter.memory),
+        # The slope of the second half, when all that is loaded once is there.
+        "driver_bytes_per_cell": linear_regression(range(len(later)), later).slope,
         "bytes_of_rays_processes": peak[0][0],
         "rays_processes": peak[0][1],
     }

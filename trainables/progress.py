@@ -37,7 +37,10 @@ class Evaluation(FloatRecord):
 
 
 class Progress(FloatRecord):
-    """Progress since the last report; `start`, in the first one, has the measures before the first step."""
+    """Progress since the last report; `start`, in the first one, has the measures before the first step.
+
+    `save_seconds`: how long the last checkpoint took until it was valid, with the copy to an object store; 0 before it.
+    """
 
     step: int
     steps: int
@@ -45,6 +48,7 @@ class Progress(FloatRecord):
     points: tuple[Point, ...]
     evaluations: tuple[Evaluation, ...]
     start: dict[str, float] = {}
+    save_seconds: float = 0.0
 
 
 class Result(FloatRecord):

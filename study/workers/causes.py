@@ -40,6 +40,8 @@ class Place:
     pid: int
     oom_kills: int = 0
     """What `oom_kills` returned there when the cell started."""
+    gpu: str = ""
+    """The GPU that Ray gave it, of one rank per GPU."""
 
     def __str__(self) -> str:
         """Return it as in messages."""
@@ -58,7 +60,9 @@ def own_place() -> Place:
     import ray
 
     node = ray.get_runtime_context().get_node_id()
-    return Place(node, socket.gethostname(), ray.util.get_node_ip_address(), os.getpid(), oom_kills())
+    (address,) = (known["NodeManagerAddress"] for known in ray.nodes() if known["NodeID"] == node)
+    gpus = ray.get_gpu_ids()
+    return Place(node, socket.gethostname(), address, os.getpid(), oom_kills(), str(gpus[0]) if gpus else "")
 
 
 def lost_place(error: BaseException | None, trial: Place | None) -> Place | None:

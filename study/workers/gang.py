@@ -53,12 +53,13 @@ class Rank:
         return int(self._rendezvous.port)
 
     def train(self, train: Callable[..., Result], cell: Cell, options: dict[str, Any], run: str) -> Result:
-        """Train as this rank; rank 0 reports, and asks whether the run is to stop."""
-        if options["rank_info"].rank:
-            return train(cell, **options)
-        with stop_requested(run) as stop, spot_notices() as at_risk:
-            own = {"rendezvous": self._rendezvous, "report": self._progress.put}
-            return train(cell, **options, **own, interrupted=stop, at_risk=at_risk)
+        """Train as this rank; each asks whether its machine is at risk, and rank 0 whether the run is to stop."""
+        with spot_notices() as at_risk:
+            if options["rank_info"].rank:
+                return train(cell, **options, at_risk=at_risk)
+            with stop_requested(run) as stop:
+                own = {"rendezvous": self._rendezvous, "report": self._progress.put}
+                return train(cell, **options, **own, interrupted=stop, at_risk=at_risk)
 
     def progress(self) -> Progress:
         """Wait for the next progress of this rank; a second thread of the process answers while it trains."""
@@ -121,12 +122,20 @@ def train_gang(
 
 
 def order_ranks_by_machine(places: Sequence[Place], tensor_parallel: int) -> list[int]:
-    """Return the order of the ranks: the first process first, and the ranks of each machine side by side.
+    """Return the order of the ranks: the machine of the first process first, on each machine in the order of its GPUs.
+
+    A tensor-parallel pair then has two GPUs that are side by side, which some machines connect better than others.
 
     A tensor-parallel group on two machines, where each layer would wait for the network, is a GangError.
     """
     first = places[0].node
-    order = sorted(range(len(places)), key=lambda i: (places[i].node != first, places[i].node, i))
+
+    def key(i: int) -> tuple[bool, str, int, str, int]:
+        # Ids of MIG slices are no numbers.
+        gpu = places[i].gpu
+        return places[i].node != first, places[i].node, int(gpu) if gpu.isdigit() else 0, gpu, i
+
+    order = sorted(range(len(places)), key=key)
     for start in range(0, len(order), tensor_parallel):
         hosts = {places[i].node: places[i].host for i in order[start : start + tensor_parallel]}
         if len(hosts) > 1:

@@ -161,7 +161,8 @@ def _choose_interface(rank_info: RankInfo | None) -> None:
         if os.environ.get(GLOO, "lo")[:2] in ("", "lo"):
             name = interface_to(rank_info.address)
             os.environ[GLOO] = name
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+            # Without the sign, `ens5` is a prefix, which `ens50` has too.
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
     elif GLOO not in os.environ and not _launched():
         loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
         if loopback:

@@ -94,9 +94,9 @@ def train(
     - `evaluations`: number of evaluations on the validation set, evenly spaced, the last one at the last step.
     - `diagnostics`: measured before the first step and at each evaluation, with no effect on training.
     - `report`: called on rank 0 with new progress, at most once in `REPORT_EVERY` seconds.
-    - `interrupted`: asked on rank 0 about every `CHECK_EVERY` seconds; once it is true, the cell saves and ends.
-    - `at_risk`: asked as often; while it is true, because the machine will be taken away, checkpoints are at most
-      `CHECKPOINT_EVERY` seconds apart.
+    - `interrupted`: asked about every `CHECK_EVERY` seconds; once it is true on any rank, the cell saves and ends.
+    - `at_risk`: asked as often; while it is true on any rank, because its machine will be taken away, checkpoints are
+      at most `CHECKPOINT_EVERY` seconds apart.
 
     Raises:
         DataError: the data is missing, unusable, or has changed since the cell was planned.
@@ -243,6 +243,9 @@ class _Training:
     norm: torch.Tensor | None = None
     #: The last checkpoint, while it is copied to an object store.
     saved: checkpoint.Saved | None = None
+    #: When it began, and how long the one before it took until it was valid.
+    save_began: float = 0.0
+    save_seconds: float = 0.0
     #: Whether this rank's losses were finite when they were last on the host.
     is_finite: bool = True
 
@@ -279,14 +282,14 @@ class _Training:
                 self._evaluate()
             now = time.monotonic()
             if reason is None and state.step < steps:
-                is_due = now - last_checkpoint > (
-                    min(interval, CHECKPOINT_EVERY) if self.at_risk() else interval
-                )
+                since, short = now - last_checkpoint, min(interval, CHECKPOINT_EVERY)
                 stride = next_stride(stride, state.step - first_step, seconds)
-                broken = not self.is_finite or self.engine.skipped_steps > 0
-                is_copied = self.saved is not None and self.saved.is_copied
-                values = broken, self.interrupted(), is_due, stride
-                (broken, ends, due, stride), all_copied = self._agree(values, is_copied)
+                (broken, ends, at_risk), (due, due_at_risk, stride), all_copied = self._agree(
+                    (not self.is_finite or self.engine.skipped_steps > 0, self.interrupted(), self.at_risk()),
+                    (since > interval, since > short, stride),
+                    self.saved is not None and self.saved.is_copied,
+                )
+                due = due or (at_risk and due_at_risk)
                 if all_copied:
                     # The checkpoint becomes valid now: the next one may come long after this machine is lost.
                     self._finish_save()
@@ -395,14 +398,23 @@ class _Training:
             dist.all_reduce(value)
         return value
 
-    def _agree(self, values: Sequence[int], ready: bool) -> tuple[list[int], bool]:
-        """Return rank 0's decisions and numbers, because clocks differ, and whether all ranks are ready."""
+    def _agree(
+        self, flags: Sequence[bool], of_rank_0: Sequence[int], is_ready: bool
+    ) -> tuple[list[bool], list[int], bool]:
+        """Return what all ranks do, in one collective.
+
+        Args:
+            flags: each is set if any rank sets it.
+            of_rank_0: numbers that depend on the clock, which rank 0 decides.
+            is_ready: set if all ranks set it.
+        """
         if self.layout.ranks == 1:
-            return list(values), ready
-        own = values if self.rank == 0 else [0] * len(values)
-        total = self._sum(torch.tensor([*own, ready], dtype=torch.int64, device=self.device))
-        *agreed, count = (int(value) for value in total.tolist())
-        return agreed, count == self.layout.ranks
+            return list(flags), list(of_rank_0), is_ready
+        decided = of_rank_0 if self.rank == 0 else [0] * len(of_rank_0)
+        own = torch.tensor([*flags, *decided, is_ready], dtype=torch.int64, device=self.device)
+        total = self._sum(own).tolist()
+        n = len(flags)
+        return [count > 0 for count in total[:n]], total[n:-1], total[-1] == self.layout.ranks
 
     def _evaluate(self) -> None:
         """Evaluate loss and measures over the whole validation set; the groups share it and each target counts once."""
@@ -454,6 +466,7 @@ class _Training:
             # The next check ends the cell.
             return
         self._finish_save()
+        self.save_began = time.monotonic()
         self.state.window_loss = float(self._sum(self.loss_sum.clone()))
         self.saved = checkpoint.save(self.engine, self.storage, self.layout, self.state, self.damaged)
         if not self.storage.is_remote:
@@ -464,6 +477,7 @@ class _Training:
         if self.saved is None:
             return
         problem = self.saved.finish()
+        self.save_seconds = time.monotonic() - self.save_began
         if problem and not any(problem in note for note in self.state.notes):
             # Note each problem once: a disk stays full for many checkpoints.
             step = int(self.saved.tag.split("-")[1])
@@ -482,6 +496,7 @@ class _Training:
                 evaluations=tuple(state.evaluations[evaluations:]),
                 # With the first points, once.
                 start=state.start if state.points and not points else {},
+                save_seconds=self.save_seconds,
             )
         )
         self.reported = (len(state.points), len(state.evaluations))
@@ -515,6 +530,6 @@ class _Training:
             memory_bytes=int(peak),
             resumed_from=self.resumed_from,
             resumed_seconds=self.resumed_seconds,
-            device=torch.cuda.get_device_name(0) if self.device.type == "cuda" else "cpu",
+            device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             **{name: value for name, value in state if name in Result.model_fields},
         )

@@ -70,6 +70,14 @@ def test_ranks_of_one_machine_are_side_by_side_and_the_first_process_is_rank_0()
     assert order_ranks_by_machine(places("b", "c", "a", "c", "a", "b"), 1) == [0, 5, 2, 4, 1, 3]
 
 
+def test_pairs_of_ranks_have_gpus_that_are_side_by_side():
+    gpus = ["3", "10", "0", "2", "1"]
+    found = [dataclasses.replace(place, gpu=gpu) for place, gpu in zip(places(*"aaaba"), gpus, strict=True)]
+    assert [found[i].gpu for i in order_ranks_by_machine(found, 1)] == ["0", "1", "3", "10", "2"]
+    slices = [dataclasses.replace(place, gpu=gpu) for place, gpu in zip(places("a", "a"), "ba", strict=True)]
+    assert order_ranks_by_machine(slices, 1) == [1, 0]
+
+
 def test_a_tensor_parallel_group_on_two_machines_is_refused():
     with pytest.raises(GangError, match=r"ranks 2 to 3.*2 machines \(host-a, host-b\)"):
         order_ranks_by_machine(places("a", "a", "a", "b"), 2)

@@ -168,7 +168,8 @@ def test_ranks_of_several_machines_use_the_interface_of_their_network(monkeypatc
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
         monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
         world._choose_interface(RankInfo(0, 2, address, 1))
-        assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == name
+        assert os.environ["GLOO_SOCKET_IFNAME"] == name
+        assert os.environ["NCCL_SOCKET_IFNAME"] == f"={name}"
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
         world._choose_interface(RankInfo(0, 2, address, 1))
         assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0", "what the machine's owner says is kept"

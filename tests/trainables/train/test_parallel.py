@@ -1,6 +1,7 @@
 """A cell gives the same losses however it is spread over ranks, in real processes."""
 
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -385,6 +386,48 @@ def test_library_defect_threads_of_gloo_outlive_the_groups_of_zero_3(root, tmp_p
     left = [line for line in done.stderr.splitlines() if line.startswith("threads:")]
     assert len(left) == 2, done.stderr
     assert all("gloo" in line for line in left), left
+
+
+def train_with_trouble_on_rank_1(one, tmp, kind, **options):
+    """Train with a notice, or a loss that is not finite, on rank 1 alone; return the result and the saved steps."""
+    rank, saves, save, batch = options["rank_info"].rank, [], loop._Training._save, loop._Training._batch
+
+    def poisoned(self):
+        if self.rank == 1 and self.state.step == 3:
+            self.loss_sum += math.nan
+        return batch(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "next_stride", lambda *_: 1)
+        patch.setattr(loop, "CHECKPOINT_EVERY", 0.0)
+        patch.setattr(loop._Training, "_save", lambda self: (saves.append(self.state.step), save(self)))
+        if kind == "loss":
+            patch.setattr(loop._Training, "_batch", poisoned)
+        risks = itertools.count(1)
+        result = train(
+            one, **options, checkpoints=tmp, checkpoint_every=1000 if kind == "notice" else 0,
+            at_risk=lambda: kind == "notice" and rank == 1 and 3 <= next(risks) <= 5,
+        )  # fmt: skip
+    return result, saves
+
+
+def test_a_notice_of_any_machine_of_a_gang_makes_it_save(ranks, root, tmp_path):
+    spread = Layout(data_parallel=2)
+    both = ranks.gang(
+        2, train_with_trouble_on_rank_1, cell(), tmp_path, "notice", data_root=root, layout=spread
+    )
+    assert [saves for _, saves in both] == [[3, 4, 5]] * 2
+    assert {result.status for result, _ in both} == {"done"}
+
+
+def test_a_loss_of_any_rank_that_is_not_finite_ends_the_cell_at_the_next_check(ranks, root, tmp_path):
+    """In the middle of a window of ten steps; no rank waits for another in a save."""
+    both = ranks.gang(
+        2, train_with_trouble_on_rank_1, cell(steps=600), tmp_path, "loss", data_root=root,
+        layout=Layout(data_parallel=2),
+    )  # fmt: skip
+    assert [(result.status, result.step) for result, _ in both] == [("diverged", 4)] * 2
+    assert [saves for _, saves in both] == [[1, 2, 3]] * 2
 
 
 def notes_of(slow, one, root, layout, rank_info, rendezvous):

@@ -1,6 +1,7 @@
 """`interplay submit`, `jobs`, `logs` and `stop`: studies as Ray jobs on a cluster; SpecErrors as of `connect`."""
 
 import asyncio
+import math
 import shlex
 import shutil
 import subprocess
@@ -24,16 +25,20 @@ from study.cluster.connection import Cluster, connect
 from study.cluster.prices import price_study
 from study.cluster.rules import AWS_METADATA, check_metadata
 from study.errors import SpecError
-from study.plan.plan import make_plan
+from study.plan.plan import Plan, make_plan
 from study.plan.prices import money
+from study.plan.saves import seconds_to_stop
+from study.revision import REVISION, revision
 from study.spec import yaml_file
-from study.spec.study import StudySpec, load_spec
+from study.spec.study import StudySpec, load_spec, studies
 from trainables.data.kind import TOKENIZERS
 from trainables.errors import did_you_mean
 
 #: Key of the study's name in a job's metadata.
 STUDY_KEY = "interplay_study"
 STOPPED = 130
+#: Ray's variable with the seconds between the two signals, SIGTERM and SIGKILL, by which it stops a job.
+STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 #: A study that costs more is submitted only if the user agrees.
 ASK_DOLLARS = 50.0
 #: Time limit for a head that has just started: its dashboard answers before it can start jobs (ray 2.60).
@@ -66,12 +71,11 @@ def submit(
     """
     spec = load_spec(source, overrides, results)
     cluster_file = None if file is None else read(file)
+    # The sizes of the machines may be unknown; data, shapes and options are checked.
+    plans = [make_plan(study, to_read=True) for study in studies(spec)]
     dollars = None
     if cluster_file is not None and cluster_file.provider == "aws":
         dollars = _check(spec, cluster_file, opens_tunnel=address is None)
-    else:
-        # The sizes of the machines are unknown; data, shapes and options are checked.
-        make_plan(spec, to_read=True)
     with tempfile.TemporaryDirectory() as scratch:
         entrypoint = pack(source, overrides, spec, Path(scratch))
         # Machines that one has cost nothing more.
@@ -85,7 +89,10 @@ def submit(
                 job = _submit_once_ready(
                     cluster.client,
                     entrypoint=entrypoint,
-                    runtime_env={"working_dir": scratch} if any(Path(scratch).iterdir()) else {},
+                    runtime_env={
+                        **({"working_dir": scratch} if any(Path(scratch).iterdir()) else {}),
+                        "env_vars": _variables(plans),
+                    },
                     metadata={STUDY_KEY: spec.name},
                     submission_id=submission,
                 )
@@ -94,6 +101,17 @@ def submit(
                 return _follow(cluster, job)
             _print_commands(cluster, job)
             return 0
+
+
+def _variables(plans: Sequence[Plan]) -> dict[str, str]:
+    """Return the environment of the job and of Ray's process that supervises it."""
+    saves = [planned.save_seconds for plan in plans for planned in plan.main]
+    return {
+        # Ray kills a stopped job after this time, by default 3 s. The driver ends sooner if its cells have saved.
+        STOP_WAIT: str(math.ceil(seconds_to_stop(saves))),
+        # The package has no git repository.
+        REVISION: revision(),
+    }
 
 
 def _submit_once_ready(client: Any, **job: Any) -> str:
@@ -153,7 +171,7 @@ def stop(job: str, file: str | None, address: str | None) -> None:
             _print(f"Job {job} had already ended ({found.status}).")
             return
         cluster.client.stop_job(job)
-        with Console().status(f"waiting for the end of job {job}"):
+        with Console().status(f"waiting for job {job}, whose cells save first"):
             while not cluster.client.get_job_info(job).status.is_terminal():
                 time.sleep(0.5)
         _print(f"Job {job} was stopped. Submit its study again to continue.")

@@ -12,6 +12,7 @@ from study.errors import SpecError
 from study.plan.cost import Cost
 from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner, divisors, gigabytes
 from study.plan.prices import GpuPrice, gpu_price
+from study.plan.saves import save_seconds
 from study.plan.speed import Speed, known_speed
 from study.spec.devices import DEVICES, Device, cores, local_gpus, usable_memory
 from study.spec.frontier import FrontierShape
@@ -58,6 +59,11 @@ class PlannedCell:
     """The training tokens, or the compute, in words, if the study has several numbers of them."""
     purpose: str = ""
     """Purpose of a cell outside the main study, such as `sensitivity`; empty for a cell of the main study."""
+
+    @property
+    def save_seconds(self) -> float:
+        """Estimated seconds of a checkpoint until it is valid in an object store, before any was timed."""
+        return save_seconds(self.parameters.total)
 
     @property
     def title(self) -> str:

@@ -28,6 +28,7 @@ from study.errors import SpecError
 from study.plan.cells import PlannedCell, describe_network
 from study.plan.plan import Plan, make_plan, wall_seconds
 from study.plan.table import compute_words
+from study.revision import revision
 from study.search import make_search
 from study.search.crossing_search import objective_of
 from study.search.sensitivity_runs import sensitivity_cells
@@ -35,7 +36,7 @@ from study.spec import yaml_file
 from study.spec.recorded import difference_note, study_source
 from study.spec.search import CrossingSection, SensitivitySection
 from study.spec.study import StudySpec, load_spec, parse_spec
-from study.tracking.ledger import outcomes, revision, study_rows, versions, with_recorded
+from study.tracking.ledger import outcomes, study_rows, versions, with_recorded
 from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import StudyPaths, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table

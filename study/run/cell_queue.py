@@ -53,6 +53,8 @@ class Attempt:
     """Whether it has them."""
     place: Place | None = None
     """Where its process is."""
+    save_seconds: float = 0.0
+    """Seconds of its last checkpoint; estimated before the first one."""
 
 
 class CellQueue:
@@ -96,7 +98,7 @@ class CellQueue:
         if busy + layout.ranks > self.losses.slots.devices:
             return None
         planned = self.next.pop(0)
-        self.attempts[trial_id] = Attempt(planned, time.monotonic())
+        self.attempts[trial_id] = Attempt(planned, time.monotonic(), save_seconds=planned.save_seconds)
         return trial_config(planned.cell, layout, self.settings, self.losses.avoided(layout))
 
     def _is_held(self, busy: int) -> bool:

@@ -6,10 +6,11 @@ from typing import Any
 
 from analysis.units import bits_per_byte
 from study.plan import Plan, PlannedCell
+from study.revision import revision
 from study.run.console import Viewer
 from study.search import Search
 from study.spec.devices import DEVICES
-from study.tracking.ledger import CurveUpdate, Parameters, Row, Status, revision
+from study.tracking.ledger import CurveUpdate, Parameters, Row, Status
 from study.tracking.mirror import Mirror
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import identity

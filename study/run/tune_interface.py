@@ -13,18 +13,17 @@ from ray.tune.execution import tune_controller
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.search import Searcher
 
+from study.plan.saves import seconds_to_save
 from study.run.cell_queue import CellCallback, CellQueue
 from study.run.trial import read_report
 from study.search import Outcome
 from study.workers.causes import failure_reason, lost_place
 from study.workers.machines import Slots
-from study.workers.ray_session import request_stop
+from study.workers.ray_session import make_stop_event
 from trainables.layout import Layout
 
 #: Ray's label for the id of a machine.
 NODE_LABEL = "ray.io/node-id"
-#: Seconds that running cells have to save after a first Ctrl-C; `cluster/slurm.sbatch` gives 120 s for all.
-SAVE_SECONDS = 90.0
 
 
 def resource_request(config: dict[str, Any], slots: Slots) -> tune.PlacementGroupFactory:
@@ -96,6 +95,7 @@ class StudyCallback(_NotPickled, tune.Callback):
         if report.place:
             attempt.place = report.place
         if report.progress:
+            attempt.save_seconds = report.progress.save_seconds or attempt.save_seconds
             self._notify(self.events.progress, planned, report.progress)
         if report.interrupted:
             del self.queue.attempts[name]
@@ -154,7 +154,9 @@ class StopWhenSaved(_NotPickled, tune.Stopper):
         self.queue, self.notice = queue, notice
         self.since: float | None = None
         """When the cells were asked to save."""
-        self._request: Any = None
+        self.limit = 0.0
+        """Seconds that they have for it."""
+        self._stop_cells = make_stop_event(queue.settings.run)
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """End no trial by its result."""
@@ -165,16 +167,16 @@ class StopWhenSaved(_NotPickled, tune.Stopper):
         signals, now = self.queue.signals, time.monotonic()
         if not signals.came:
             return False
-        saving = sum(attempt.started for attempt in self.queue.attempts.values())
+        saving = [attempt for attempt in self.queue.attempts.values() if attempt.started]
         if self.since is None:
-            self.since = now
-            self._request = request_stop(self.queue.settings.run)
+            self.since, self.limit = now, seconds_to_save(attempt.save_seconds for attempt in saving)
+            self._stop_cells()
             if saving:
                 self.notice(
-                    f"Stopping: {saving} running {'cell saves' if saving == 1 else 'cells save'} first "
-                    f"(at most {SAVE_SECONDS:g} s; Ctrl-C again does not wait)."
+                    f"Stopping: {len(saving)} running {'cell saves' if len(saving) == 1 else 'cells save'} first "
+                    f"(at most {self.limit:.0f} s; Ctrl-C again does not wait)."
                 )
-        return not saving or signals.again or now - self.since > SAVE_SECONDS
+        return not saving or signals.again or now - self.since > self.limit
 
 
 class SilentReporter(_NotPickled, TrialProgressCallback):

@@ -25,7 +25,7 @@ def run_cells(
 ) -> bool:
     """Run all cells of a source; return False if the user stopped it (Ctrl-C, SIGTERM, SIGHUP) before the end.
 
-    Then each running cell saves a checkpoint first, unless a second Ctrl-C comes or `SAVE_SECONDS` have passed.
+    Then each running cell saves a checkpoint first, unless a second Ctrl-C comes or `seconds_to_save` have passed.
     A cell whose process died is tried again, from its checkpoint, up to `retries` times from the same one. The folder
     `scratch` is for Tune's own files and removed at the end. Unless Ray has only `one_machine`, a machine that loses
     trials is avoided. Benchmarks of the scheduling alone pass another `trainable`.

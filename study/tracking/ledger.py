@@ -3,18 +3,18 @@
 import importlib.metadata
 import json
 import logging
-import subprocess
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from analysis.files import write_text
 from study.plan import Outcome, Plan, PlannedCell
+from trainables.errors import printable
 from trainables.progress import Evaluation, Point
 from trainables.storage.storage import Folder, open_storage, patiently, shown, unusable
 
@@ -133,8 +133,11 @@ class Ledger:
         if content is None:
             return None
         try:
-            return Row.model_validate_json(content)
-        except ValidationError:
+            row = Row.model_validate(_printable(json.loads(content)))
+            if row.cell != cell:
+                raise ValueError(f"it is of cell {row.cell}")
+            return row
+        except ValueError:
             _LOG.warning("The row file %s.json is damaged; its cell will be trained again.", cell)
             return None
 
@@ -148,6 +151,15 @@ class Ledger:
         cells = sorted(name.removesuffix(".json") for name in self._storage.names() if name.endswith(".json"))
         with ThreadPoolExecutor(READERS) as pool:
             return {row.cell: row for row in pool.map(read, cells) if row}
+
+
+def _printable(value: Any) -> Any:
+    """Return JSON with the control characters of all texts escaped: a terminal would obey those that others wrote."""
+    if isinstance(value, dict):
+        return {printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return printable(value, "\n\t") if isinstance(value, str) else value
 
 
 class UnfinishedCells:
@@ -270,24 +282,3 @@ def unfinished_cells(
 def versions() -> dict[str, str]:
     """Return the versions of this project and of the libraries that affect a loss or a row."""
     return {name: importlib.metadata.version(name) for name in PACKAGES}
-
-
-@cache
-def revision() -> str:
-    """Return the git revision of this code, with `+` if a package was edited; outside a checkout, the version.
-
-    A wheel installed inside another project's checkout must not claim that project's revision, so this file must be
-    tracked by the repository that contains it.
-    """
-    root = Path(__file__).parent.parent.parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "study/tracking/ledger.py")
-        edited = git("status", "--porcelain", "--", "study", "trainables", "analysis")
-        return git("rev-parse", "HEAD") + ("+" if edited else "")
-    except (OSError, subprocess.SubprocessError):
-        return f"interplay {importlib.metadata.version('interplay')}"

@@ -20,14 +20,21 @@ from pathlib import Path
 import pytest
 import requests
 import yaml
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
 from ray.job_submission import JobDetails
+from sqlalchemy.exc import SQLAlchemyError
 
 from study import cli
 from study.cluster import connection
 from study.cluster import submit as submitting
 from study.cluster.connection import answers, open_tunnel
 from study.errors import SpecError
+from study.plan.plan import make_plan
+from study.plan.saves import RESULTS_SECONDS, SAVES
+from study.revision import revision
 from study.spec.study import load_spec
+from study.tracking.ledger import Ledger
 from tests.environment import environment_without, free_port
 from tests.study.small import SMALL
 from tests.trainables.data.tokenizer_files import save
@@ -167,7 +174,7 @@ def sent(dashboard, monkeypatch):
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert not ended.value.code
-        job = dashboard.submitted.pop()
+        job = dashboard.accepted = dashboard.submitted.pop()
         if "working_dir" not in job["runtime_env"]:
             return job["entrypoint"], None
         with zipfile.ZipFile(io.BytesIO(dashboard.packages.pop())) as archive:
@@ -291,6 +298,18 @@ def soon(monkeypatch):
     """Waits of a second take a hundredth of it."""
     sleep = time.sleep
     monkeypatch.setattr(submitting.time, "sleep", lambda seconds: sleep(seconds / 100))
+
+
+def test_a_job_has_the_revision_and_time_to_save_its_largest_cell(sent, dashboard):
+    sent("levine2020")
+    variables = dashboard.accepted["runtime_env"]["env_vars"]
+    assert variables["INTERPLAY_REVISION"] == revision()
+    plan = make_plan(load_spec("levine2020"), to_read=True)
+    # Weights and two moments in fp32, weights in bf16.
+    largest = 14 * max(planned.parameters.total for planned in plan.main)
+    seconds = int(variables["RAY_JOB_STOP_WAIT_TIME_S"]) - RESULTS_SECONDS
+    assert largest > 10e9
+    assert 50e6 < SAVES * largest / seconds < 100e6, "bytes per second"
 
 
 def test_a_head_that_has_just_started_is_asked_again(sent, dashboard, soon):
@@ -693,6 +712,44 @@ def test_a_study_is_sent_followed_and_its_status_returned(head):
     assert done.stdout.count("Report: ") == 1
     assert done.stderr == "", "Ray's own words of packing are kept back"
     assert (head["folder"] / "results/small/report.html").is_file()
+    rows = Ledger(head["folder"] / "results/small/rows").rows().values()
+    assert {row.revision for row in rows} == {revision()}, "the package has no git repository"
+
+
+@pytest.mark.slow
+def test_a_stopped_job_has_time_to_save_its_cells_and_to_record_its_end(head):
+    """Ray kills a stopped job after 3 s by default, before a cell that is not asked at once has saved."""
+    changes = ("name=stopped", "training.steps=60000", "frontier.depths=[1]", "training.seeds=1")
+    study, results = Path("stopped"), head["folder"] / "results"
+    done = command(
+        "submit", "--yes", SMALL, *changes, "resources.checkpoint_every_seconds=3600", "--no-wait",
+        "--submission-id", "stopped", "--address", head["address"], **environment(head),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows, deadline = Ledger(results / study / "rows"), time.monotonic() + 240
+    store = MlflowClient(f"sqlite:///{results}/mlflow.db")
+
+    def runs(kind):
+        with suppress(MlflowException, SQLAlchemyError):
+            if experiment := store.get_experiment_by_name("stopped"):
+                return store.search_runs([experiment.experiment_id], f"tags.`interplay.kind` = '{kind}'")
+        return []
+
+    while not any("train_loss" in run.data.metrics for run in runs("trial")):
+        assert time.monotonic() < deadline, command("logs", "stopped", "--address", head["address"]).stdout
+        time.sleep(0.5)
+    done = command("stop", "stopped", "--address", head["address"], **environment(head))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list((results / study / "checkpoints").glob("*/*/*.part"))
+    left = {path.parent.name for path in (results / study / "checkpoints").glob("*/step-*")}
+    saved = {
+        path.parent.parent.name for path in (results / study / "checkpoints").glob("*/step-*/complete.json")
+    }
+    assert saved == left
+    assert len(saved) == 2, "both running cells, whose first checkpoint was an hour away"
+    assert not saved & rows.rows().keys()
+    (driver,) = runs("study")
+    assert driver.info.status == "KILLED"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from study.tracking.ledger import revision
+from study.revision import revision
 from tests.coverage.measure import measure
 from tests.coverage.page import table_of, write_page
 from tests.coverage.worlds import WORLDS

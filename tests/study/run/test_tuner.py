@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -15,10 +16,11 @@ from ray.exceptions import RayActorError
 from ray.tune.execution import tune_controller
 
 from study.plan.plan import make_plan
+from study.plan.saves import LEAST_SAVE_SECONDS, SAVES
 from study.run import tune_interface
 from study.run.cell_queue import CellQueue
 from study.run.trial import Report, TrialSettings, read_report
-from study.run.tune_interface import SAVE_SECONDS, ActorManager, StopWhenSaved, StudyCallback
+from study.run.tune_interface import ActorManager, StopWhenSaved, StudyCallback
 from study.run.tuner import run_cells
 from study.search import Outcome
 from study.spec.study import load_spec
@@ -28,7 +30,7 @@ from study.workers.ray_session import private_ray
 from tests.stubs import Cells, Recorder, stub_result
 from tests.study.small import SMALL
 from trainables.layout import Layout
-from trainables.progress import Evaluation, Point
+from trainables.progress import Evaluation, Point, Progress
 
 TP2 = Layout(tensor_parallel=2, zero=1)
 
@@ -263,19 +265,30 @@ def test_a_cell_that_was_interrupted_has_neither_ended_nor_failed():
 
 @pytest.mark.parametrize(
     ("again", "saves", "end"),
-    [(103, 1000, 103), (1000, 1000, 100 + SAVE_SECONDS + 1), (1000, 105, 105)],
+    [(103, 1000, 103), (1000, 1000, 100 + LEAST_SAVE_SECONDS + 1), (1000, 105, 105)],
 )
+@pytest.mark.parametrize("save", [0.0, LEAST_SAVE_SECONDS])
 def test_a_stop_waits_for_cells_to_save_until_ctrl_c_comes_again_or_the_limit_has_passed(
-    again, saves, end, monkeypatch
+    again, saves, end, save, monkeypatch
 ):
     """A cell saves at a second given, or never, as one whose process is stopped (SIGSTOP)."""
     seconds, asked, notices = 0, [], []
-    monkeypatch.setattr(tune_interface, "request_stop", asked.append)
+    monkeypatch.setattr(tune_interface, "make_stop_event", lambda run: partial(asked.append, run))
     monkeypatch.setattr(tune_interface.time, "monotonic", lambda: seconds)
     queue = queue_of(seeds(1), run="stop-1")
     stopper = StopWhenSaved(queue, notices.append)
     queue.suggest("t")
     queue.attempts["t"].started = True
+    limit = LEAST_SAVE_SECONDS
+    if save:
+        # The limit follows from what the last save of the cell took.
+        progress = Progress(step=1, steps=9, train_seconds=1.0, points=(), evaluations=(), save_seconds=save)
+        report = {"report": Report(progress=progress).model_dump_json()}
+        callback = StudyCallback(queue, Recorder(), one_machine=True)
+        callback.on_trial_result(trial=SimpleNamespace(trial_id="t"), result=report)
+        limit = SAVES * save
+        end += limit - LEAST_SAVE_SECONDS if end > 105 else 0
+    assert asked == []
     while not stopper.stop_all():
         seconds += 1
         queue.signals.came = seconds >= 100
@@ -285,4 +298,4 @@ def test_a_stop_waits_for_cells_to_save_until_ctrl_c_comes_again_or_the_limit_ha
     assert seconds == end
     assert asked == ["stop-1"], "the cells are asked once to save"
     (text,) = notices
-    assert "1 running cell saves first (at most 90 s" in text
+    assert f"1 running cell saves first (at most {limit:.0f} s" in text

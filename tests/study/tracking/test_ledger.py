@@ -10,7 +10,14 @@ from analysis.runs.table import read_runs
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
-from study.tracking.ledger import Ledger, Row, outcomes, study_rows, unfinished_cells, with_recorded
+from study.tracking.ledger import (
+    Ledger,
+    Row,
+    outcomes,
+    study_rows,
+    unfinished_cells,
+    with_recorded,
+)
 from study.tracking.mlflow_store import tracking_uri
 from study.tracking.study_paths import StudyPaths, study_paths, study_paths_of
 from study.tracking.tables import curve_table, run_table
@@ -107,6 +114,43 @@ def test_a_row_with_unknown_fields_counts_as_damaged_and_one_in_json_is_the_same
     (tmp_path / "aaaa.json").write_text(json.dumps({**json.loads(text), "metrics": {"loss": 1.5}}))
     assert ledger.get("aaaa") is None
     assert "aaaa.json is damaged" in caplog.text
+
+
+def test_texts_of_a_row_command_no_terminal(tmp_path):
+    """In shared storage others may write rows; these would set the clipboard, clear the screen, and turn the text."""
+    ledger, evil = Ledger(tmp_path), "\x1b]52;c;ZXZpbA==\x07\x1b[2J\u202e\u009b2J"
+    ledger.put(
+        Row(
+            cell="k",
+            name=evil,
+            protocol="p",
+            status="failed",
+            reason=f"first\n\tsecond {evil}",
+            lost=(evil,),
+            parameters={evil: evil},
+            notes=(evil,),
+            measures={evil: 1.0},
+            device="é",
+        )
+    )
+    row = ledger.get("k")
+    shown = r"\x1b]52;c;ZXZpbA==\x07\x1b[2J\u202e\x9b2J"
+    assert row.reason == f"first\n\tsecond {shown}"
+    assert (row.name, row.lost, row.notes, row.device) == (shown, (shown,), (shown,), "é")
+    assert (row.parameters, row.measures) == ({shown: shown}, {shown: 1.0})
+    assert ledger.rows() == {"k": row}
+
+
+def test_a_row_file_of_another_cell_is_damaged(tmp_path, caplog):
+    """Its cell names folders that are replaced: a file may only speak of the cell that it is named by."""
+    ledger = Ledger(tmp_path)
+    for cell in ("a", "b"):
+        ledger.put(Row(cell=cell, name=cell, protocol="p", status="done", loss=1.0))
+    (tmp_path / "b.json").write_text(
+        (tmp_path / "a.json").read_text().replace('"cell":"a"', '"cell":"../../a"')
+    )
+    assert list(ledger.rows()) == ["a"]
+    assert "b.json is damaged" in caplog.text
 
 
 def test_a_retried_cell_replaces_its_row(tmp_path):

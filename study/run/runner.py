@@ -1,10 +1,11 @@
 """`interplay run`: train the missing cells of a study, then fit and report."""
 
 import functools
-import os
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from _thread import interrupt_main
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from study.plan import Plan, make_plan
 from study.plan.cells import with_trials_per_gpu
 from study.plan.prices import money
 from study.results.answer import answer
+from study.revision import revision
 from study.run.console import Viewer
 from study.run.interrupts import stop_signals
 from study.run.preparation import is_worth_timing, packed, time_steps
@@ -27,13 +29,13 @@ from study.run.trial import GpuSettings, TrialSettings
 from study.run.tuner import run_cells
 from study.search import Source, make_search
 from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
-from study.search.source import DATABASE
+from study.search.source import DATABASE, database_problem
 from study.spec.study import StudySpec
 from study.spec.yaml_file import SPEC
+from study.tracking.lease import LOST_SECONDS, Driver, leased
 from study.tracking.ledger import (
     Row,
     outcomes,
-    revision,
     study_rows,
     unfinished_cells,
     versions,
@@ -87,6 +89,8 @@ def run_study(spec: StudySpec, results: Path, console: Console | None = None) ->
         cluster = _joined(stack, spec, console) if joins() else None
         plan = make_plan(spec, room=cluster.room if cluster else None)
         stack.enter_context(paths.locked())
+        if paths.is_shared:
+            stack.enter_context(_leased(paths, console))
         recorded = paths.ledger.rows()
         check_owner(plan, paths, recorded)
         check = stack.enter_context(stop_signals(raises=True)).check
@@ -124,7 +128,13 @@ class _Run:
         self.recorder = Recorder(self.plan, rows, self.mirror, paths)
         self.recorder.unfinished.resume(done)
         unfinished = unfinished_cells(self.plan, rows, self.recorder.unfinished, paths.checkpoints)
-        database = paths.folder / DATABASE
+        database: Path | None = paths.folder / DATABASE
+        if why := database_problem(paths.folder / DATABASE):
+            self._warn(
+                f"This run keeps no Optuna studies in {database}, which SQLite cannot use ({why}). The search "
+                "needs only the rows. If the file is damaged, delete it."
+            )
+            database = None
         self.search = make_search(spec, self.plan, outcomes(rows), unfinished, database=database)
         self.recorder.search = self.search
 
@@ -274,7 +284,7 @@ class _Run:
             revision=self.recorder.revision,
             gang_timeout=resources.gang_timeout_seconds,
             # Many machines at once would be slow on a shared disk, and other machines may not reach this one's.
-            compile_cache=f"interplay-{os.getuid()}-{paths.name}" if self.cluster else paths.compiled,
+            compile_cache=paths.name if self.cluster else paths.compiled,
         )
 
     def _done(self) -> dict[str, float | None]:
@@ -293,6 +303,26 @@ class _Run:
         again = f", {failed} failed before and tried again" if failed else ""
         time = "" if self._is_worth_timing() else f", {self._time()}"
         self.console.print(f"[bold]{plan.name}[/]: {most}{total} cells, {done} done{again}{time}.")
+
+
+@contextmanager
+def _leased(paths: StudyPaths, console: Console) -> Iterator[None]:
+    """Hold the study's lease in the shared storage; see `study.tracking.lease`."""
+
+    def waits(other: Driver) -> None:
+        text = f"{paths.name} was last run by {other}; waiting {LOST_SECONDS:.0f} s at most for its end."
+        console.print(Text(text, style="yellow"))
+
+    def lost(other: Driver) -> None:
+        text = (
+            f"{paths.name} is now run by {other}, so this driver ends. Both may have trained the same cells."
+        )
+        console.print(Text(text, style="yellow"))
+        # As a scheduler's stop: the main thread handles it, if it handles signals at all.
+        interrupt_main(signal.SIGTERM)
+
+    with leased(paths.lease, paths.name, waits, lost):
+        yield
 
 
 def copy_results(paths: StudyPaths, files: Sequence[Path], console: Console) -> str | None:

@@ -1,7 +1,10 @@
 """The interface between a search and the driver: take a cell, report its outcome; and the search of a grid."""
 
+import contextlib
+import sqlite3
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from study.plan.cells import Outcome, PlannedCell
@@ -17,6 +20,22 @@ DATABASE = "optuna.db"
 Known = Mapping[str, Outcome]
 #: Keys of cells that were begun and have no outcome (failed or cut off), in the order in which they began.
 Keys = Collection[str]
+
+
+def database_problem(file: Path) -> str | None:
+    """Return why SQLite cannot write to a file, or None if it can.
+
+    A file system may have no locks (Lustre mounted without `-o flock`), and the file may be damaged. No study needs it:
+    the trials are made again from the rows.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(file)) as database:
+            database.execute("begin immediate")
+            (verdict,) = database.execute("pragma quick_check(1)").fetchone()
+            database.rollback()
+    except sqlite3.Error as error:
+        return str(error)
+    return None if verdict == "ok" else str(verdict)
 
 
 class Source(Protocol):

@@ -24,7 +24,7 @@ from study.spec.section import from_environment
 from study.spec.study import StudySpec, load_spec, studies
 from study.spec.yaml_file import SERIES, SPEC
 from study.tracking.ledger import Ledger, Row, UnfinishedCells, study_rows
-from trainables.storage.storage import located, under
+from trainables.storage.storage import Folder, located, open_storage, under
 
 if TYPE_CHECKING:
     # Reading a plan loads no numerical library.
@@ -109,6 +109,11 @@ class StudyPaths:
         return Ledger(under(under(self.shared, folder), "rows"))
 
     @property
+    def lease(self) -> Folder:
+        """Where the driver's lease lies, of a study that several clusters could run."""
+        return open_storage(under(self.shared, self.name))
+
+    @property
     def unfinished(self) -> UnfinishedCells:
         """Cells that have started and have no row."""
         return UnfinishedCells(self.folder / "unfinished.json")
@@ -158,11 +163,18 @@ class StudyPaths:
         """The id of the process of this machine that runs the study now, None if there is none. Takes no lock."""
         try:
             pid, began = (self.folder / "run.pid").read_text().split()
-            process = psutil.Process(int(pid))
-            # The id may be another process's by now. psutil's time moves with the clock of the machine.
-            return process.pid if abs(process.create_time() - float(began)) < SAME_START_SECONDS else None
-        except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+            return int(pid) if runs(int(pid), float(began)) else None
+        except (FileNotFoundError, ValueError):
             return None
+
+
+def runs(pid: int, began: float) -> bool:
+    """Whether a process of this machine runs that started at a time, in Unix seconds."""
+    try:
+        # The id may be another process's by now. psutil's time moves with the clock of the machine.
+        return abs(psutil.Process(pid).create_time() - began) < SAME_START_SECONDS
+    except psutil.NoSuchProcess:
+        return False
 
 
 def study_paths(spec: StudySpec, results: Path) -> StudyPaths:

@@ -8,6 +8,7 @@ from optuna.trial import TrialState
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.search import Outcome, make_search
+from study.search.source import database_problem
 from study.spec.study import load_spec
 from tests.study.small import SMALL
 
@@ -270,6 +271,21 @@ def test_a_killed_driver_goes_on_from_the_rows_and_makes_a_lost_database_again(t
         for depth in again.keys() & wanted.keys():
             if sampler != "crossing":
                 assert again[depth].value == pytest.approx(wanted[depth].value)
+
+
+def test_a_database_that_sqlite_cannot_use_is_named_before_a_study_needs_it(tmp_path):
+    """Such as a damaged one, or one on a file system without locks; the study then runs without."""
+    path = tmp_path / "optuna.db"
+    assert database_problem(path) is None
+    searched(path, "grid", stop=1)
+    assert database_problem(path) is None
+    content = bytearray(path.read_bytes())
+    content[4096:8192] = bytes(4096)
+    path.write_bytes(content)
+    assert database_problem(path)
+    path.write_bytes(b"no database" * 1000)
+    assert "not a database" in database_problem(path)
+    assert database_problem(tmp_path / "missing" / "optuna.db")
 
 
 def test_a_finished_study_keeps_its_trials(tmp_path):

@@ -1,0 +1,161 @@
+"""The lease of a study in the storage that machines share: one driver at a time, on whatever cluster it runs.
+
+The lock in the study's folder keeps out a second driver of the same machine or file system. Two drivers with one bucket
+would overwrite each other's checkpoints and train every cell twice.
+"""
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from study.errors import SpecError
+from study.tracking.study_paths import runs
+from trainables.errors import printable, shortened
+from trainables.storage.storage import Folder
+
+#: Seconds between two renewals, and those after which a lease that nobody has renewed is that of a lost driver. The
+#: clocks of two machines are not compared.
+RENEW_SECONDS, LOST_SECONDS = 20.0, 60.0
+#: Where the lease lies below the folder of a study.
+FOLDER, FILE = "driver", "lease.json"
+#: Environment variable with the name of the cluster; cluster/setup_node.sh sets it.
+CLUSTER = "INTERPLAY_CLUSTER"
+
+
+class Driver(BaseModel):
+    """The driver that holds a lease."""
+
+    model_config = ConfigDict(frozen=True)
+
+    token: str
+    host: str
+    pid: int = Field(ge=0, lt=2**31)
+    began: float = Field(ge=0, lt=1e11)
+    """When its process started, in Unix seconds."""
+    cluster: str = ""
+    renewals: int = 0
+
+    def __str__(self) -> str:
+        """Return it as in messages."""
+        where = f" of the cluster {self.cluster}" if self.cluster else ""
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.began))
+        # Whoever may write to the storage may have written it.
+        return printable(shortened(f"process {self.pid} on {self.host}{where}", 200)) + f", started {when}"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it ran on this machine and has ended."""
+        return self.host == socket.gethostname() and not runs(self.pid, self.began)
+
+
+#: Stands for a lease in a file that is damaged or half written, which other stores than S3 show.
+UNREADABLE = Driver(token="", host="an unknown machine", pid=0, began=0.0)
+
+
+def this_driver() -> Driver:
+    """Return the driver that this process is."""
+    return Driver(
+        token=secrets.token_hex(8),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        began=psutil.Process().create_time(),
+        cluster=os.environ.get(CLUSTER, ""),
+    )
+
+
+@contextmanager
+def leased(
+    storage: Folder,
+    study: str,
+    waits: Callable[[Driver], None] = lambda _: None,
+    lost: Callable[[Driver], None] = lambda _: None,
+) -> Iterator[None]:
+    """Hold the lease of a study while the block runs.
+
+    Where the lease of a driver of another machine lies there, it is lost if it is not renewed within `LOST_SECONDS`.
+
+    Args:
+        storage: the study's folder in the shared storage.
+        study: its name.
+        waits: called once before that wait.
+        lost: called in a thread of its own if another driver has taken the lease meanwhile, as after an outage.
+
+    Raises:
+        SpecError: another driver holds it.
+    """
+    other = _read(storage)
+    if other and not other.is_gone:
+        waits(other)
+        deadline = time.monotonic() + LOST_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(min(1.0, RENEW_SECONDS))
+            now = _read(storage)
+            if now is None:
+                break
+            if now != other:
+                raise _held(storage, study, now)
+    own = this_driver()
+    _write(storage, own)
+    # Of two that find no lease at the same time, the last one to write has it.
+    if (now := _read(storage)) and now.token != own.token:
+        raise _held(storage, study, now)
+    over = threading.Event()
+
+    def renew() -> None:
+        held = own
+        while not over.wait(RENEW_SECONDS):
+            try:
+                now = _read(storage)
+                if now and now.token not in (held.token, UNREADABLE.token):
+                    lost(now)
+                    return
+                held = held.model_copy(update={"renewals": held.renewals + 1})
+                _write(storage, held)
+            except OSError:
+                # The store cannot be reached: the next renewal tries it again.
+                continue
+
+    thread = threading.Thread(target=renew, name="lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        try:
+            if (now := _read(storage)) and now.token == own.token:
+                storage.remove(FOLDER, FILE)
+        except OSError:
+            # Whoever runs the study next finds it lost.
+            pass
+
+
+def _held(storage: Folder, study: str, driver: Driver) -> SpecError:
+    return SpecError(
+        f"the study {study!r} in {storage.name} is being run by {driver}, and two drivers would train the same cells. "
+        "Stop it there (`interplay stop JOB`, Ctrl-C), or run this study with another name (name=NAME)."
+    )
+
+
+def _read(storage: Folder) -> Driver | None:
+    """Return the driver that holds the lease; None if there is none, `UNREADABLE` if its file is being written."""
+    content = storage.read(FOLDER, FILE)
+    if content is None:
+        return None
+    try:
+        return Driver.model_validate_json(content)
+    except ValidationError:
+        return UNREADABLE
+
+
+def _write(storage: Folder, driver: Driver) -> None:
+    if not storage.is_remote:
+        (storage.local / FOLDER).mkdir(parents=True, exist_ok=True)
+    storage.write(FOLDER, FILE, driver.model_dump_json().encode())

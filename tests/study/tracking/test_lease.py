@@ -1,0 +1,159 @@
+"""The lease of a study in shared storage, held by real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from study.errors import SpecError
+from study.tracking import lease
+from study.tracking.lease import FILE, FOLDER, Driver, leased
+from tests.command import interplay
+from tests.study.small import SMALL
+from trainables.storage.storage import open_storage
+
+#: Holds a lease until its standard input ends; the name of the machine may be another one.
+HOLDER = """
+import socket, sys
+from study.tracking import lease
+from trainables.storage.storage import open_storage
+uri, host = sys.argv[1:]
+socket.gethostname = lambda: host
+lease.RENEW_SECONDS = 0.2
+with lease.leased(open_storage(uri), "deep"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request, tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(lease, "LOST_SECONDS", 3.0)
+    monkeypatch.setenv(lease.CLUSTER, "there")
+    return f"{'file' if request.param == 'folder' else 'local'}://{tmp_path}/deep"
+
+
+@pytest.fixture
+def holder(place):
+    """Start a process that holds the lease, on a machine of a name."""
+    started = []
+
+    def start(host):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, place, host], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def read(place):
+    content = open_storage(place).read(FOLDER, FILE)
+    return content and Driver.model_validate_json(content)
+
+
+@pytest.mark.parametrize("host", ["other", os.uname().nodename])
+def test_a_second_driver_is_refused_by_the_name_of_the_first(place, holder, host):
+    first = holder(host)
+    with (
+        pytest.raises(
+            SpecError, match=rf"'deep'.*process {first.pid} on {host} of the cluster there, started \d"
+        ),
+        leased(open_storage(place), "deep"),
+    ):
+        pytest.fail("two drivers run")
+    first.communicate()
+    assert read(place) is None, "a clean end leaves none"
+    waited = []
+    with leased(open_storage(place), "deep", waited.append):
+        assert read(place).pid == os.getpid()
+    assert waited == []
+
+
+def test_the_lease_of_a_lost_driver_is_waited_for_and_taken_over(place, holder):
+    first = holder("other")
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    waited = []
+    with leased(open_storage(place), "deep", waited.append):
+        assert read(place).pid == os.getpid()
+    assert [driver.pid for driver in waited] == [first.pid]
+
+
+def test_a_driver_that_was_killed_on_this_machine_is_not_waited_for(place, holder):
+    first = holder(os.uname().nodename)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    with leased(open_storage(place), "deep", lambda _: pytest.fail("it waits")):
+        assert read(place).pid == os.getpid()
+
+
+def test_a_driver_learns_that_another_one_has_taken_its_lease(place):
+    """As after an outage in which it could not renew it."""
+    storage, told, came = open_storage(place), [], threading.Event()
+
+    def lost(driver):
+        told.append(driver)
+        came.set()
+
+    with leased(storage, "deep", lost=lost):
+        other = lease.this_driver()
+        storage.write(FOLDER, FILE, other.model_dump_json().encode())
+        assert came.wait(20)
+    assert told == [other]
+    assert read(place) == other, "it is the other driver's, who still runs"
+
+
+def test_a_store_that_cannot_be_reached_for_a_while_costs_no_lease(place, monkeypatch):
+    storage, back = open_storage(place), threading.Event()
+    write = type(storage).write
+
+    def unreachable(self, *arguments):
+        if not back.is_set():
+            back.set()
+            raise ConnectionError
+        write(self, *arguments)
+
+    with leased(storage, "deep", lost=lambda _: pytest.fail("it was lost")):
+        monkeypatch.setattr(type(storage), "write", unreachable)
+        assert back.wait(20)
+        # A store of files shows one that is being written as empty.
+        while not (now := read(place)) or now.renewals < 2:
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("text", ["{", '{"token": "a", "host": "b", "pid": 1, "began": 1e999}', "[]"])
+def test_a_damaged_lease_is_that_of_a_lost_driver(place, text):
+    storage = open_storage(place)
+    if not storage.is_remote:
+        (storage.local / FOLDER).mkdir(parents=True)
+    storage.write(FOLDER, FILE, text.encode())
+    waited = []
+    with leased(storage, "deep", waited.append):
+        assert read(place).pid == os.getpid()
+    assert waited == [lease.UNREADABLE]
+
+
+def test_a_lease_of_somebody_else_commands_no_terminal():
+    driver = Driver(token="a", host="\x1b[2J" + "x" * 1000, pid=1, began=0)
+    assert str(driver).isprintable()
+    assert len(str(driver)) < 300
+
+
+def test_the_command_is_refused_while_a_driver_of_another_cluster_runs_the_study(tmp_path, holder, place):
+    first = holder("other")
+    storage = f"resources.storage={place.rpartition('/')[0]}"
+    done = interplay(tmp_path, "run", str(SMALL), "name=deep", storage, "--results", str(tmp_path / "r"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"process {first.pid} on other" in done.stderr
+    assert not (tmp_path / "r/deep/spec.yaml").exists(), "nothing was begun"

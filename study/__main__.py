@@ -1,5 +1,56 @@
-"""`python -m study` is the command `interplay`, for `ray job submit`."""
+"""The program `interplay`, also as `python -m study` for `ray job submit`: the command, and an end that always comes.
+
+A driver that never exits keeps its job RUNNING and its machines paid.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
 
 from study.cli import main
 
-main()
+#: Seconds that what libraries do at exit may take; closing Ray and the trackers is part of the command, before it.
+END_SECONDS = 10.0
+
+
+def run() -> None:
+    """Run the command and end the process with its status, within twice `END_SECONDS` whatever libraries do at exit.
+
+    Arrow (pyarrow 25) can wait for ever in its exit handler while an S3 file system is alive (apache/arrow issue
+    50188), and holds the interpreter's lock in it, so that no thread of Python can end the process. The handler only
+    guards against the end of the process in an orderly way, destructors of C++ libraries, which is left out here.
+    """
+    status = 1
+
+    def leave() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
+    # Registered first, so it runs after the handlers of all libraries.
+    atexit.register(leave)
+    try:
+        main()
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
+    finally:
+        if "pyarrow.fs" in sys.modules:
+            from pyarrow import fs
+
+            atexit.unregister(fs.ensure_s3_finalized)
+        timer = threading.Timer(END_SECONDS, leave)
+        timer.daemon = True
+        timer.start()
+        # For what holds the interpreter's lock; it prints where, and the status is 1.
+        with contextlib.suppress(ValueError, OSError):
+            faulthandler.dump_traceback_later(2 * END_SECONDS, exit=True)
+
+
+if __name__ == "__main__":
+    run()

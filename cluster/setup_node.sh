@@ -48,13 +48,46 @@ check_driver() {
   fi
 }
 
+# Where a cluster file has `provider: {type: aws}`: the head has Ray's copy of it, the workers the head's file.
+on_aws() {
+  grep -qsE '"?type"?: *"?aws"?' ~/ray_bootstrap_config.yaml || grep -qs INTERPLAY_METADATA ~/interplay-cluster.sh
+}
+
+# Ubuntu's upgrades begin within minutes of the first start. One of NVIDIA's driver breaks the running cells ("Driver/library
+# version mismatch"). One that runs already is not killed, because that may leave packages half installed.
+stop_upgrades() {
+  local units=(apt-daily.timer apt-daily-upgrade.timer unattended-upgrades.service)
+  if systemctl is-active -q "${units[@]}" 2>/dev/null && sudo -n true 2>/dev/null; then
+    sudo -n systemctl disable -q "${units[@]}" || true
+    sudo -n systemctl stop --no-block "${units[@]}" || true
+    echo "Automatic upgrades of packages are off on $(hostname): one of the GPU's driver would end running cells."
+  fi
+}
+
+# Run apt-get until it succeeds. On a new machine apt-daily holds the lock of the package lists, at which apt-get fails at
+# once: DPkg::Lock::Timeout is for the lock of dpkg alone.
+patience=${INTERPLAY_APT_PATIENCE:-300}
+apt_get() {
+  local deadline=$((SECONDS + patience)) output
+  until output=$(sudo -n DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=60 "$@" 2>&1); do
+    if [ $SECONDS -ge $deadline ]; then
+      echo "$(hostname): apt-get $1 has failed for $patience s, at last with" \
+        "\"$(grep -m 1 '^E' <<<"$output" || tail -n 1 <<<"$output")\"; end what holds apt's lock, or take an image with" \
+        "Python 3.11 or newer and its venv module." >&2
+      exit 1
+    fi
+    sleep 5
+  done
+}
+
 install_packages() {
   local python
   check_driver
   if ! new_python >/dev/null && command -v apt-get >/dev/null && sudo -n true; then
     echo "No Python of 3.11 or newer with venv; asking apt for python3-venv."
-    sudo -n apt-get -o DPkg::Lock::Timeout=300 update -qq
-    sudo -n DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq python3-venv >/dev/null
+    if command -v cloud-init >/dev/null; then timeout "$patience" cloud-init status --wait >/dev/null 2>&1 || true; fi
+    apt_get update -qq
+    apt_get install -y -qq python3-venv
   fi
   python=$(new_python) || {
     echo "$(hostname) has no Python of 3.11 or newer with its venv module. Take an image that has one (Ubuntu 24.04" \
@@ -74,9 +107,52 @@ if mountpoint -q "$nvme" && [ ! -w "$nvme/interplay" ] && sudo -n true 2>/dev/nu
   sudo -n install -d -o "$(id -u)" -g "$(id -g)" "$nvme/interplay"
 fi
 
+if on_aws; then stop_upgrades; fi
+
+# A lock for a shared home folder without flock(2) (Lustre mounted without -o flock): a folder, which one machine alone can
+# make. It has one file, named after its owner, who writes to it every 5 s. The lock of an owner that is gone is taken
+# over by renaming its file, in which one machine alone succeeds.
+lock_by_folder() {
+  local lock=$HOME/.interplay-env.lock.d here mine owner beat seen='' since=$SECONDS
+  here=$(cat /proc/sys/kernel/random/boot_id).$(readlink /proc/self/ns/pid | tr -dc 0-9)
+  mine=$here.$$
+  until mkdir "$lock" 2>/dev/null; do
+    if [ ! -d "$lock" ] && [ ! -w "$HOME" ]; then
+      echo "$(hostname) cannot write to $HOME." >&2
+      exit 1
+    fi
+    owner=$(find "$lock" -type f -printf '%f\n' -quit 2>/dev/null || true)
+    beat=$owner:$(cat "$lock/$owner" 2>/dev/null || true)
+    if [ "$beat" != "$seen" ]; then seen=$beat since=$SECONDS; fi
+    # Of a process that was killed and had the same number.
+    if [ "$owner" = "$mine" ]; then break; fi
+    # A process of this machine is looked up; another machine has 90 s, longer than NFS and Lustre cache what they read.
+    if [ -n "$owner" ] && { [ $((SECONDS - since)) -ge 90 ] ||
+      { [ "${owner%.*}" = "$here" ] && ! kill -0 "${owner##*.}" 2>/dev/null; }; } &&
+      mv -T "$lock/$owner" "$lock/$mine" 2>/dev/null; then
+      echo "The setup that held $lock is gone; going on in its place."
+      break
+    elif [ -z "$owner" ] && [ $((SECONDS - since)) -ge 90 ]; then
+      rmdir "$lock" 2>/dev/null || true
+    fi
+    sleep 1
+  done
+  echo 0 >"$lock/$mine"
+  (
+    beat=0
+    while kill -0 $$ 2>/dev/null && [ -e "$lock/$mine" ]; do
+      sleep 5
+      # No file is made: the lock may have been given back meanwhile.
+      if [ -e "$lock/$mine" ]; then echo $((beat += 1)) >"$lock/$mine"; fi
+    done
+  ) >/dev/null 2>&1 &
+  # shellcheck disable=SC2064
+  trap "kill $! 2>/dev/null || true; rm -f '$lock/$mine'; rmdir '$lock' 2>/dev/null || true" EXIT
+}
+
 # Two machines may share one home folder.
 exec 9>"$HOME/.interplay-env.lock"
-flock 9
+flock 9 2>/dev/null || lock_by_folder
 
 # First in ~/.bashrc, which returns early in shells without a terminal, such as those of `ray exec`.
 line='if [ -f ~/interplay/cluster/environment.sh ]; then source ~/interplay/cluster/environment.sh; fi'

@@ -13,6 +13,7 @@
 #                               INTERPLAY_MLFLOW_HOME
 #   INTERPLAY_MLFLOW_AUTH=1     require the user admin and the password in INTERPLAY_MLFLOW_HOME/admin_password
 #   INTERPLAY_MLFLOW_HOME       ~/mlflow: log, store, passwords
+#   INTERPLAY_LOCKS             folder of the lock files, /tmp/interplay-locks-UID: on a disk of this machine
 #   MLFLOW_HOST, MLFLOW_PORT    127.0.0.1 and 5000; with another host, only requests to the names in
 #                               MLFLOW_SERVER_ALLOWED_HOSTS (default: loopback and this machine's address) are answered
 set -euo pipefail
@@ -24,6 +25,23 @@ host=${MLFLOW_HOST:-127.0.0.1}
 port=${MLFLOW_PORT:-5000}
 log=$home/server.log
 mkdir -p "$home"
+
+# The locks are on this machine, as the server is: a shared home folder may have no flock(2) (Lustre mounted without
+# -o flock). Not in XDG_RUNTIME_DIR, which ends with the login while the server runs on. They are folders, because
+# systemd-tmpfiles deletes old files of /tmp, but no folder that is locked.
+locks=${INTERPLAY_LOCKS:-/tmp/interplay-locks-$(id -u)}
+make_locks() {
+  mkdir -m 0700 "$locks" 2>/dev/null || true
+  # Another user who made it first could hold the locks.
+  if [ -L "$locks" ] || [ ! -d "$locks" ] || [ ! -O "$locks" ]; then
+    echo "start_mlflow.sh: the folder of the locks, $locks, is a link or not yours; remove it, or set INTERPLAY_LOCKS to a" \
+      "folder of your own on a disk of this machine." >&2
+    exit 1
+  fi
+  chmod 0700 "$locks"
+  locks=$locks/mlflow-$(printf %s "$home" | sha256sum | cut -c 1-16)
+  mkdir -p "$locks/start" "$locks/watch"
+}
 
 # The server, its children and the loop that restarts it have this variable in their environment. Unlike a process id, it
 # cannot belong to another program.
@@ -73,10 +91,20 @@ serve() {
   exec mlflow server "${arguments[@]}"
 }
 
+# At a start only, because a server that runs writes little, and one that cannot start a traceback each minute. The file is
+# emptied and not replaced, because the loop has it open.
+rotate() {
+  if [ "$(stat -c %s "$log" 2>/dev/null || echo 0)" -gt 4000000 ]; then
+    tail -c 4000000 "$log" >"$log.1"
+    : >"$log"
+  fi
+}
+
 watch() {
   local pause=1 began status
   while true; do
     began=$SECONDS
+    rotate
     echo "$(date -Is) MLflow starts on $host:$port" >>"$log"
     status=0
     (serve) >>"$log" 2>&1 </dev/null 8>&- || status=$?
@@ -133,18 +161,27 @@ fi
 # A server with other settings, or of another version of this script, is restarted.
 settings=$(printf '%s\n' "$host" "$port" "${INTERPLAY_MLFLOW_STORE:-}" "${INTERPLAY_MLFLOW_AUTH:-}" "$artifacts" \
   "${MLFLOW_SERVER_ALLOWED_HOSTS:-}" "$(type -P mlflow)" | cat - "$0" | sha256sum)
-exec 7>"$home/start.lock"
-flock 7
+make_locks
+exec 7<"$locks/start"
+flock 7 2>/dev/null || true
 patience=0.1
 if [ "$(cat "$home/settings" 2>/dev/null)" != "$settings" ]; then
   end_family
   patience=5
   echo "$settings" >"$home/settings"
 fi
-# The loop inherits the lock and holds it while it runs; a call that gets the lock starts another loop.
-exec 8>"$home/watch.lock"
-# A killed loop releases it a moment later.
-if flock -w "$patience" 8; then
+# The loop inherits the lock and holds it while it runs; a call that gets the lock starts another loop. A killed loop
+# releases it a moment later.
+exec 8<"$locks/watch"
+held=0
+flock -E 75 -w "$patience" 8 2>/dev/null || held=$?
+if [ "$held" != 0 ] && [ "$held" != 75 ]; then
+  # The mark of the processes serves, but for two first calls in one instant.
+  echo "start_mlflow.sh: $locks cannot be locked (flock(2) fails there), so two calls at once may start MLflow twice; set" \
+    "INTERPLAY_LOCKS to a folder on a disk of this machine." >&2
+  if [ -z "$(family)" ]; then held=0; fi
+fi
+if [ "$held" = 0 ]; then
   # End a server whose loop was killed: it would still answer below.
   end_family
   env "$mark" setsid nohup bash "$0" --watch >>"$log" 2>&1 </dev/null 7>&- &

@@ -41,6 +41,7 @@ PAGES = (
     "docs/reference.md",
     "docs/tutorial.md",
     "docs/search.md",
+    "docs/security.md",
     "docs/spec.md",
     "docs/tables.md",
     "docs/theory.md",
@@ -79,6 +80,7 @@ ELSEWHERE = {
     "interplay report quickstart": "tests/study/commands/test_series.py, another study",
     "interplay ui": "test_ui.py, which also ends it",
     "AWS_DEFAULT_REGION=us-west-2 bash cluster/account.sh": "tests/cluster/test_account.py, against moto",
+    "AWS_DEFAULT_REGION=us-west-2 bash cluster/account.sh --delete": "as above",
     "interplay cluster check cluster/aws.yaml": "tests/cluster/test_check.py, with the placeholders filled in",
     "interplay cluster check cluster/aws.yaml one-gpu-night": "as above",
     "interplay cluster check cluster/aws.yaml levine2020": "as above",
@@ -112,11 +114,22 @@ ELSEWHERE = {
     "ray exec cluster/onprem.yaml 'bash ~/interplay/cluster/start_mlflow.sh --stop'": "tests/cluster/"
     "test_mlflow_server.py runs the script",
     "sbatch cluster/slurm.sbatch levine2020": "tests/cluster/test_slurm.py, a smaller study",
+    "scancel --batch --signal=TERM JOB": "as above",
     **dict.fromkeys(
         (
             "aws ec2 describe-instances --region REGION --filters Name=tag:ray-cluster-name,Values=interplay "
             "Name=instance-state-name,Values=pending,running --query 'Reservations[].Instances[].InstanceId'",
             "aws s3 rm --recursive s3://BUCKET/",
+            'aws budgets create-budget --account-id "$(aws sts get-caller-identity --query Account --output text)" '
+            '--budget \'{"BudgetName": "interplay", "BudgetType": "COST", "TimeUnit": "MONTHLY", "BudgetLimit": '
+            '{"Amount": "100", "Unit": "USD"}}\' --notifications-with-subscribers \'[{"Notification": '
+            '{"NotificationType": "ACTUAL", "ComparisonOperator": "GREATER_THAN", "Threshold": 50}, "Subscribers": '
+            '[{"SubscriptionType": "EMAIL", "Address": "YOU@EXAMPLE.COM"}]}]\'',
+            "aws ec2 describe-capacity-block-offerings --region REGION --instance-type p5.48xlarge --instance-count 1 "
+            "--capacity-duration-hours 48 --query 'CapacityBlockOfferings[].[CapacityBlockOfferingId, "
+            "AvailabilityZone, StartDate, EndDate, UpfrontFee]' --output text",
+            "aws ec2 purchase-capacity-block --region REGION --capacity-block-offering-id OFFERING --instance-platform "
+            "Linux/UNIX",
         ),
         "tests/cluster/test_account.py, in an account played by moto",
     ),

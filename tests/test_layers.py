@@ -46,7 +46,7 @@ FLOORS = {
         {"search", "workers"},
         {"plan", "usage"},
         {"spec"},
-        {"errors", "command_line"},
+        {"errors", "command_line", "proxy", "revision"},
     ],
     "analysis": [
         {"report"},

@@ -27,7 +27,7 @@ class Checked:
 
     file: ClusterFile
     head_hour: float | None
-    """Dollars per hour of the head with its disk; None if it has no known price."""
+    """Dollars per hour of the head with its disk and address; None if it has no known price."""
     pools: list[Pool]
     study: StudyPrice | None
 
@@ -39,12 +39,13 @@ class Checked:
             "warnings": [asdict(found) for found in self.file.warnings],
             "notes": self.file.notes,
             "price": {
+                "region": prices().region,
                 "head_machine": self.file.get(TYPES, self.file.head, "node_config", "InstanceType"),
                 "head_dollars_per_hour": self.head_hour,
                 "pools": [
                     {
                         "pool": pool.name,
-                        **{name: getattr(pool, name) for name in ("machine", "most", "spot")},
+                        **{name: getattr(pool, name) for name in ("machine", "most", "market")},
                         "dollars_per_hour": pool.hour,
                         "holds": pool.what and pool.what.model_dump(exclude={"hour"}),
                     }
@@ -69,10 +70,16 @@ def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> 
     check_schema(file)
     PROVIDERS[file.provider](file)
     check_any(file)
+    workers = pools(file)
+    if blocks := [pool.name for pool in workers if pool.market == "capacity-block"]:
+        file.notes.append(
+            f"the machines of {' and '.join(blocks)} are of a Capacity Block, which is paid when it is bought; its "
+            "price is not that on demand, is not known here, and is in no sum below"
+        )
     study = None if spec is None else price_study(file, load_spec(spec, overrides))
     file.errors.sort()
     file.warnings.sort()
-    return Checked(file, hour(file, file.head), pools(file), study)
+    return Checked(file, hour(file, file.head), workers, study)
 
 
 def check_view(checked: Checked) -> RenderableType:
@@ -86,15 +93,17 @@ def check_view(checked: Checked) -> RenderableType:
     if (study := checked.study) and study.options:
         hours = f"{study.device_hours:,.3g} device-hours in total (estimated)"
         if study.devices_dollars is not None:
-            hours += f", {money(study.devices_dollars)} for these alone, as `interplay plan` has it"
+            hours += f", {money(study.devices_dollars)} for these alone on demand, as `interplay plan` has it"
         lines += [Text(), Text(f"{study.study}: {study.cells} cells, {hours}")]
         lines += [Text(f"  {option_text(option)}") for option in study.options]
     if checked.head_hour:
-        table = prices()
+        table, region = prices(), file.get("provider", "region")
+        elsewhere = "" if region == table.region else f" and not of {region}, where they may be higher"
         lines.append(
             Text(
-                f"Prices: {table.region}, {table.date}, with disks, without start-up time, tax and traffic. Spot is "
-                f"assumed to cost {table.spot_share:.0%} of on demand. Current prices: {table.page}",
+                f"Prices: of {table.region}{elsewhere}, {table.date}, with disks and public addresses, without "
+                f"start-up time, the bucket, tax and traffic. Spot is assumed to cost {table.spot_share:.0%} of on "
+                f"demand. Current prices: {table.page}",
                 style="dim",
             )
         )
@@ -125,6 +134,7 @@ def _prices(checked: Checked) -> Table:
         table.add_row("head", machine, "1", one, "until `ray down`")
     for pool in checked.pools:
         one, every = (f"about {money(pool.hour * n)}" if pool.hour else "" for n in (1, pool.most))
-        machine = f"{pool.machine}, spot" if pool.spot else pool.machine
-        table.add_row(pool.name, machine, str(pool.most), one or "unknown", every)
+        unknown = "paid in advance" if pool.market == "capacity-block" else "unknown"
+        machine = pool.machine if pool.market == "on-demand" else f"{pool.machine}, {pool.market}"
+        table.add_row(pool.name, machine, str(pool.most), one or unknown, every)
     return table

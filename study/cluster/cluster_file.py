@@ -92,16 +92,17 @@ class ClusterFile:
         """The instance type of a node type."""
         return str(self.get(TYPES, node_type, "node_config", "InstanceType"))
 
-    def is_spot(self, node_type: str) -> bool:
-        """Whether a node type requests spot machines."""
+    def market(self, node_type: str) -> str:
+        """How a node type buys its machines: "spot", "capacity-block", or "on-demand" if it does not say."""
         market = self.get(TYPES, node_type, "node_config", "InstanceMarketOptions", "MarketType")
-        return bool(market == "spot")
+        return str(market or "on-demand")
 
-    def disks(self, node_type: str) -> list[int]:
-        """Sizes in GB of the disks of a node type."""
+    def disks(self, node_type: str) -> list[dict[str, int]]:
+        """The numbers of the disks of a node type: `VolumeSize` in GB, and `Throughput` in MB/s and `Iops` if given."""
         place = (TYPES, node_type, "node_config", "BlockDeviceMappings")
-        sizes = [self.get(*place, index, "Ebs", "VolumeSize") for index in range(len(self.sequence(*place)))]
-        return [size for size in sizes if isinstance(size, int)]
+        disks = [self.mapping(*place, index, "Ebs") for index in range(len(self.sequence(*place)))]
+        numbers = [{key: value for key, value in disk.items() if type(value) is int} for disk in disks]
+        return [disk for disk in numbers if "VolumeSize" in disk]
 
     @property
     def provider(self) -> str:
@@ -118,6 +119,11 @@ class ClusterFile:
         """Maximum number of workers of all types together; without one, Ray's default."""
         found = self.get("max_workers")
         return found if isinstance(found, int) else 2
+
+    @property
+    def shipped_token(self) -> str:
+        """The token's file by the name of the cluster: one that leaks from a cluster opens no other."""
+        return f"~/.ray/{self.get('cluster_name')}-token"
 
     @property
     def token(self) -> Path | None:
@@ -246,7 +252,7 @@ def make_token(cluster: ClusterFile) -> tuple[Path, Literal["made", "kept", "cor
     """
     if cluster.token is None:
         raise SpecError(
-            f"{cluster.name} mounts no token; add `{TOKEN}: ~/.ray/interplay-token` to its `file_mounts`."
+            f"{cluster.name} mounts no token; add `{TOKEN}: {cluster.shipped_token}` to its `file_mounts`."
         )
     path = cluster.token.absolute()
     # `Path.mkdir(parents=True)` would not apply the mode to the parents.

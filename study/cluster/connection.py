@@ -23,6 +23,7 @@ from rich.console import Console
 
 from study.cluster.cluster_file import need, read, read_token
 from study.errors import SpecError
+from study.proxy import reach_loopback_directly
 
 #: Where `ray dashboard` makes the dashboard of the head available by default.
 ADDRESS = "http://127.0.0.1:8265"
@@ -86,7 +87,7 @@ def connect(file: str | None, address: str | None) -> Iterator[Cluster]:
         for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
             os.environ.pop(name, None)
         # The end of a tunnel is not behind a proxy.
-        os.environ["NO_PROXY"] = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
+        reach_loopback_directly()
         with _as_spec_errors(address, token, file):
             from ray.job_submission import JobSubmissionClient
 

@@ -30,11 +30,12 @@ class Pool:
     """The instance type."""
     most: int
     """Maximum number of machines at a time."""
-    spot: bool
+    market: str
+    """How it buys them: on-demand, spot or capacity-block."""
     what: InstanceType | None
     """None if the table does not have the type."""
     hour: float | None
-    """Dollars per hour of one machine with its disk; None if the table has no price."""
+    """Dollars per hour of one machine with its disk and address; None without a price in the table."""
 
 
 def pools(file: ClusterFile) -> list[Pool]:
@@ -46,19 +47,28 @@ def pools(file: ClusterFile) -> list[Pool]:
         name = str(file.get(TYPES, node_type, "labels", "pool") or node_type)
         machine, own = file.machine(node_type), file.get(TYPES, node_type, "max_workers")
         most = min(own, file.most) if isinstance(own, int) else file.most
-        what, spot = prices().types.get(machine), file.is_spot(node_type)
-        found.append(Pool(name, node_type, machine, most, spot, what, hour(file, node_type)))
+        what, market = prices().types.get(machine), file.market(node_type)
+        found.append(Pool(name, node_type, machine, most, market, what, hour(file, node_type)))
     return found
 
 
 def hour(file: ClusterFile, node_type: str) -> float | None:
-    """Dollars per hour of a machine with its disk; None if it has no known price."""
-    table = prices()
+    """Dollars per hour of a machine with its disk and public address; None if it has no known price.
+
+    A machine of a Capacity Block has none: AWS quotes the block's price when it is bought, and it is paid then.
+    """
+    table, market = prices(), file.market(node_type)
     what = table.types.get(file.machine(node_type)) if file.provider == "aws" else None
-    if what is None or what.hour is None:
+    if what is None or what.hour is None or market not in ("on-demand", "spot"):
         return None
-    share = table.spot_share if file.is_spot(node_type) else 1.0
-    return what.hour * share + sum(file.disks(node_type)) * table.gp3_gb_month / MONTH_HOURS
+    share = table.spot_share if market == "spot" else 1.0
+    month = math.fsum(
+        disk["VolumeSize"] * table.gp3_gb_month
+        + max(0, disk.get("Throughput", 0) - table.gp3_free_throughput) * table.gp3_throughput_month
+        + max(0, disk.get("Iops", 0) - table.gp3_free_iops) * table.gp3_iops_month
+        for disk in file.disks(node_type)
+    )
+    return what.hour * share + month / MONTH_HOURS + table.public_ipv4_hour
 
 
 @dataclass(frozen=True)

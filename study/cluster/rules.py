@@ -252,9 +252,16 @@ def _check_token(file: ClusterFile) -> None:
         file.error(
             ("file_mounts",),
             "no token is mounted, so anyone who reaches a port of the machines can run programs there; add "
-            f"`{TOKEN}: ~/.ray/interplay-token`",
+            f"`{TOKEN}: {file.shipped_token}`",
         )
         return
+    named_by_cluster = Path(file.shipped_token).expanduser()
+    if path.parent == named_by_cluster.parent and path.match("*-token") and path != named_by_cluster:
+        message = (
+            f"the token {path} is that of another cluster, so whoever reads it on a machine of one can run programs on "
+            f"the other; write `{TOKEN}: {file.shipped_token}`"
+        )
+        file.add(file.warnings, ("file_mounts", TOKEN), message)
     try:
         read_token(path, file.name)
     except SpecError as error:
@@ -291,7 +298,7 @@ def _check_head(file: ClusterFile) -> None:
             (*place, "resources"),
             "trials on the head would starve the driver, Ray and MLflow; write `resources: {CPU: 0, head: 1}`",
         )
-    if file.is_spot(file.head):
+    if file.market(file.head) == "spot":
         file.error(
             (*place, "node_config", "InstanceMarketOptions"),
             "AWS may take a spot head away at any time, with the driver and MLflow; remove this",
@@ -308,7 +315,7 @@ def _check_head(file: ClusterFile) -> None:
 def _check_machine(file: ClusterFile, name: str) -> None:
     """Rules against old images, too many rights, open ports and small disks."""
     place = (TYPES, name, "node_config")
-    config, disks = file.mapping(*place), file.disks(name)
+    config, disks = file.mapping(*place), [disk["VolumeSize"] for disk in file.disks(name)]
     for key, reason in REQUIRED.items():
         if not config.get(key):
             file.error(place, f"`{key}` is missing: {reason}")
@@ -317,6 +324,13 @@ def _check_machine(file: ClusterFile, name: str) -> None:
             (*place, "MetadataOptions") if "MetadataOptions" in config else place,
             "`MetadataOptions: {HttpTokens: required}` is missing: without it, any program that can be made to fetch "
             "an address on the machine can take its rights",
+        )
+    reservation = ("CapacityReservationSpecification", "CapacityReservationTarget", "CapacityReservationId")
+    if file.market(name) == "capacity-block" and not file.get(*place, *reservation):
+        file.error(
+            (*place, "InstanceMarketOptions"),
+            "a Capacity Block needs its id: write `CapacityReservationSpecification: {CapacityReservationTarget: "
+            "{CapacityReservationId: cr-…}}` beside it",
         )
     if max(disks, default=0) < LEAST_DISK_GB:
         found = f"the disk has {max(disks)} GB" if disks else "no disk is given, so the image's own is used"

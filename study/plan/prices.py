@@ -29,6 +29,11 @@ class Prices(BaseModel):
     page: str
     spot_share: float
     gp3_gb_month: float
+    gp3_free_throughput: int
+    gp3_throughput_month: float
+    gp3_free_iops: int
+    gp3_iops_month: float
+    public_ipv4_hour: float
     types: dict[str, InstanceType]
 
 

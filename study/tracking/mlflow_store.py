@@ -13,6 +13,7 @@ from urllib.parse import quote, urlparse
 
 from analysis.runs.mlflow import all_runs
 from study.errors import SpecError
+from study.proxy import reach_loopback_directly
 from study.spec.resources import TrackingSection
 from study.spec.section import from_environment
 from trainables.storage.storage import shown
@@ -32,7 +33,11 @@ ENVIRONMENT = {
 
 
 def silence_mlflow() -> None:
-    """Keep MLflow and its database layer from writing to the terminal, and its HTTP client from waiting."""
+    """Keep MLflow and its database layer from writing to the terminal, and its HTTP client from waiting.
+
+    The client also reaches a server on this machine without a proxy.
+    """
+    reach_loopback_directly()
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     for name in ("mlflow", "alembic", "sqlalchemy"):
@@ -67,10 +72,11 @@ def server_problem(uri: str, timeout: float = 3.0) -> str | None:
     """Ask an HTTP tracking server for its health; return one sentence if it cannot be used, None if it can.
 
     MLflow's client would wait three times as long for a server that accepts a connection and never answers. Other
-    stores are not asked.
+    stores are not asked. A server on this machine is asked without a proxy, as MLflow's client does here.
     """
     if not is_server(uri):
         return None
+    reach_loopback_directly()
     # The address may hold a password, if it comes from the environment.
     name = shown(uri)
     try:

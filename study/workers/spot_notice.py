@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 from study.workers.ray_session import polled
 
@@ -12,6 +12,8 @@ from study.workers.ray_session import polled
 METADATA = "INTERPLAY_METADATA"
 #: Seconds between two questions; AWS recommends five.
 POLL_SECONDS = 5.0
+#: The service is on the machine's own link: a proxy would not answer, or with the notice of its own machine.
+_DIRECT = build_opener(ProxyHandler({}))
 
 
 def spot_notices() -> AbstractContextManager[Callable[[], bool]]:
@@ -28,9 +30,10 @@ def is_noticed(address: str) -> bool:
         f"{address}/latest/api/token", method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"}
     )
     try:
-        with urlopen(token, timeout=2) as answer:
+        with _DIRECT.open(token, timeout=2) as answer:
             header = {"X-aws-ec2-metadata-token": answer.read().decode()}
-        with urlopen(Request(f"{address}/latest/meta-data/spot/instance-action", headers=header), timeout=2):
+        notice = Request(f"{address}/latest/meta-data/spot/instance-action", headers=header)
+        with _DIRECT.open(notice, timeout=2):
             return True
     except OSError:
         return False

@@ -57,17 +57,30 @@ def laptop(endpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def account(laptop):
-    """The account after the script: the values of its last line."""
-    script = (README.parent / "account.sh").read_text()
+def script(tmp_path_factory):
+    """Path of the script, for an account of moto."""
+    text = (README.parent / "account.sh").read_text()
     # moto serves a fixed list of public parameters, without this one: the question is asked here for one it has.
     name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-    assert name in script
-    shown = laptop(
-        script.replace(name, "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"),
-        AWS_DEFAULT_REGION="us-west-2",
+    assert name in text
+    path = tmp_path_factory.mktemp("script") / "account.sh"
+    path.write_text(
+        text.replace(name, "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64")
     )
-    return dict(re.findall(r"(\w+): (\S+)", shown.splitlines()[-1]))
+    shutil.copy(README.parent / "aws.yaml", path.parent)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shown(laptop, script):
+    """What the first run prints, and a second one."""
+    return [laptop(f"bash {script}", AWS_DEFAULT_REGION="us-west-2").splitlines() for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def account(shown):
+    """The account after both runs: the values of the last line."""
+    return dict(re.findall(r"(\w+): (\S+)", shown[-1][-1]))
 
 
 @pytest.fixture
@@ -87,6 +100,26 @@ def test_the_script_prints_what_the_file_wants_to_know(account):
     assert account["region"] == "us-west-2"
     assert re.fullmatch(r"ami-[0-9a-f]+", account["image"])
     assert re.fullmatch(r"sg-[0-9a-f]+", account["security_group"])
+
+
+def test_a_second_run_makes_nothing_new(shown, client):
+    assert shown[0] == shown[1]
+    # moto has no quotas of EC2.
+    assert sum("quota L-" in line and "unknown (NoSuchResource" in line for line in shown[1]) == 6
+    zones = [re.findall(r"zones (us-west-2[a-d,]+\S*);", line) for line in shown[1] if line.startswith("  ")]
+    assert sum(map(bool, zones)) >= 4
+    assert len(client("s3").list_buckets()["Buckets"]) == 1
+
+
+def test_the_bucket_drops_killed_uploads_and_takes_tls_only(account, client):
+    s3, name = client("s3"), account["bucket"]
+    (rule,) = s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+    (statement,) = json.loads(s3.get_bucket_policy(Bucket=name)["Policy"])["Statement"]
+    assert (statement["Effect"], statement["Condition"]) == (
+        "Deny",
+        {"Bool": {"aws:SecureTransport": "false"}},
+    )
 
 
 def test_the_bucket_is_closed(account, client):
@@ -117,7 +150,7 @@ def test_only_the_head_may_start_machines_and_both_may_use_the_bucket(account, c
                 for action in (
                     [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
                 ):
-                    actions[action] = statement["Resource"]
+                    actions[action] = statement.get("Resource")
                     terms.setdefault(action, []).append(statement.get("Condition"))
         return actions, terms
 
@@ -134,14 +167,20 @@ def test_only_the_head_may_start_machines_and_both_may_use_the_bucket(account, c
     )
     assert head["iam:PassRole"].endswith(":role/interplay-worker")
     # It may not terminate or tag other machines of the account.
-    tagged = {"StringLike": {"ec2:ResourceTag/ray-cluster-name": "*"}}
+    tagged = {"StringEquals": {"ec2:ResourceTag/ray-cluster-name": "interplay"}}
     assert terms["ec2:TerminateInstances"] == [tagged]
     assert terms["ec2:CreateTags"] == [{"StringEquals": {"ec2:CreateAction": "RunInstances"}}, tagged]
 
 
+def command(start):
+    """The command of README.md that begins so."""
+    (line,) = re.findall(rf"^\$ ({re.escape(start)}.*)$", README.read_text(), re.M)
+    return line
+
+
 def test_what_runs_is_listed_and_the_bucket_emptied(account, client, laptop):
     """The two commands that check that nothing costs money any more."""
-    listed, emptied = re.findall(r"^\$ (aws .*)$", README.read_text(), re.M)
+    listed, emptied = command("aws ec2 describe-instances"), command("aws s3 rm")
     # Without a region, or with another one, it would print nothing while machines run.
     elsewhere = {"AWS_DEFAULT_REGION": "eu-central-1"}
     listed = listed.replace("REGION", account["region"])
@@ -150,8 +189,43 @@ def test_what_runs_is_listed_and_the_bucket_emptied(account, client, laptop):
     client("ec2").run_instances(ImageId=account["image"], MinCount=1, MaxCount=1, TagSpecifications=[tags])
     assert len(json.loads(laptop(listed, **elsewhere))) == 1
 
+    # moto denies the bucket's files by its policy, whose condition it does not read.
+    client("s3").delete_bucket_policy(Bucket=account["bucket"])
     client("s3").put_object(
         Bucket=account["bucket"], Key="interplay/study/results/report.html", Body=b"shown"
     )
     laptop(emptied.replace("BUCKET", account["bucket"]), **elsewhere)
     assert "Contents" not in client("s3").list_objects_v2(Bucket=account["bucket"])
+
+
+def test_the_budget_and_the_commands_for_a_capacity_block_are_complete(account, client, laptop):
+    laptop(command("aws budgets create-budget"), AWS_DEFAULT_REGION="us-east-1")
+    number = client("sts").get_caller_identity()["Account"]
+    (budget,) = client("budgets").describe_budgets(AccountId=number)["Budgets"]
+    assert budget["BudgetLimit"] == {"Amount": "100", "Unit": "USD"}
+    for start in ("aws ec2 describe-capacity-block-offerings", "aws ec2 purchase-capacity-block"):
+        # Arguments are checked, and nothing is sent: moto has no blocks.
+        line = re.sub(r" --(query|output) ('[^']*'|\S+)", "", command(start))
+        laptop(f"{line} --generate-cli-skeleton output")
+
+
+def test_delete_is_refused_by_machines_and_then_removes_all(account, client, laptop, script):
+    delete = f"bash {script} --delete"
+    ec2, iam = client("ec2"), client("iam")
+    running = [
+        instance["InstanceId"]
+        for reservation in ec2.describe_instances()["Reservations"]
+        for instance in reservation["Instances"]
+    ]
+    assert len(running) == 1
+    with pytest.raises(AssertionError, match=running[0]):
+        laptop(delete, AWS_DEFAULT_REGION="us-west-2")
+    assert ec2.describe_security_groups(GroupIds=[account["security_group"]])
+    ec2.terminate_instances(InstanceIds=running)
+    for _ in range(2):
+        laptop(delete, AWS_DEFAULT_REGION="us-west-2")
+    assert client("s3").list_buckets()["Buckets"] == []
+    assert [role["RoleName"] for role in iam.list_roles()["Roles"] if "interplay" in role["RoleName"]] == []
+    assert iam.list_instance_profiles()["InstanceProfiles"] == []
+    groups = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": ["interplay"]}])
+    assert groups["SecurityGroups"] == []

@@ -36,10 +36,10 @@ def laptop(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    token = tmp_path / ".ray" / "interplay-token"
-    token.parent.mkdir()
-    token.write_text("f" * 64)
-    token.chmod(0o600)
+    (tmp_path / ".ray").mkdir()
+    for name in ("interplay-token", "interplay-onprem-token"):
+        (tmp_path / ".ray" / name).write_text("f" * 64)
+        (tmp_path / ".ray" / name).chmod(0o600)
     return tmp_path
 
 
@@ -321,6 +321,19 @@ def test_a_token_that_others_can_read_is_an_error(laptop, mode, told):
         assert "interplay cluster token" in errors[0].message
 
 
+def test_the_token_of_another_cluster_is_a_warning(laptop):
+    checked = check_changed(laptop, "cluster_name: interplay", "cluster_name: other")
+    assert checked.file.errors == []
+    (found,) = checked.file.warnings
+    assert found.path == "file_mounts.~/.ray/auth_token"
+    assert "~/.ray/other-token" in found.message
+    mine = laptop / "mine"
+    mine.write_text("f" * 64)
+    mine.chmod(0o600)
+    checked = check_changed(laptop, "~/.ray/interplay-token", "~/mine")
+    assert (checked.file.errors, checked.file.warnings) == ([], [])
+
+
 def test_a_missing_token_is_an_error_with_the_command_that_makes_it(laptop):
     (laptop / ".ray/interplay-token").unlink()
     path = aws(laptop)
@@ -521,6 +534,76 @@ def test_a_study_is_priced_on_each_pool_that_can_train_it(laptop):
     assert option.machines == cpu.most
     assert option.dollars == pytest.approx(option.hours * (cpu.most * cpu.hour + checked.head_hour))
     assert not checked.file.warnings
+
+
+def with_block(laptop, more=True):
+    """The file with the commented lines for a Capacity Block of `h100`."""
+    path = aws(laptop)
+    before, _, after = path.read_text().partition("      InstanceType: *h100\n")
+    lines = after.replace("cr-...", "cr-0123456789abcdef0").replace("subnet-...", "subnet-0123456789abcdef0")
+    shown = re.sub(r"(?m)^      # (?=[A-Z]\w+: )", "      ", lines.partition("  # No EFA")[0])
+    if not more:
+        shown = re.sub(r"(?m)^ +CapacityReservationSpecification.*\n", "", shown)
+    path.write_text(
+        before + "      InstanceType: *h100\n" + shown + "  # No EFA" + lines.partition("  # No EFA")[2]
+    )
+    return str(path)
+
+
+def test_a_capacity_block_has_no_price_on_demand(laptop, capsys, monkeypatch):
+    path = with_block(laptop)
+    checked = check(path, "one-gpu-night")
+    assert (checked.file.errors, checked.file.warnings) == ([], [])
+    node = checked.file.mapping("available_node_types", "h100", "node_config")
+    assert node["CapacityReservationSpecification"]["CapacityReservationTarget"] == {
+        "CapacityReservationId": "cr-0123456789abcdef0"
+    }
+    assert node["SubnetIds"] == ["subnet-0123456789abcdef0"]
+    h100 = next(pool for pool in checked.pools if pool.name == "h100")
+    assert (h100.market, h100.hour) == ("capacity-block", None)
+    assert [option.dollars for option in checked.study.options if option.pool == "h100"] == [None]
+    assert [note for note in checked.file.notes if "h100" in note and "Capacity Block" in note]
+    monkeypatch.setattr("sys.argv", ["interplay", "cluster", "check", path])
+    with pytest.raises(SystemExit):
+        cli.main()
+    out = capsys.readouterr().out
+    assert re.search(r"(?m)^h100 .*paid in advance *$", out)
+    (found,) = check(with_block(laptop, more=False)).file.errors
+    assert found.path == "available_node_types.h100.node_config.InstanceMarketOptions"
+
+
+def test_prices_of_another_region_are_named_so(laptop, capsys, monkeypatch):
+    for region, named in (("us-west-2", True), (prices().region, False)):
+        path = aws(laptop)
+        path.write_text(path.read_text().replace("us-west-2", region))
+        monkeypatch.setattr("sys.argv", ["interplay", "cluster", "check", str(path)])
+        with pytest.raises(SystemExit):
+            cli.main()
+        out = " ".join(capsys.readouterr().out.split())
+        assert f"Prices: of {prices().region}" in out
+        assert ("and not of us-west-2" in out) == named
+
+
+def test_the_price_of_a_machine_has_its_disk_and_its_address(laptop):
+    table = prices()
+    checked = check(str(aws(laptop)))
+    month = 400 * 0.08 + (500 - 125) * 0.04
+    assert checked.head_hour == pytest.approx(table.types["m7i.xlarge"].hour + month / 730 + 0.005)
+    fast = check_changed(laptop, "VolumeSize: 400,", "VolumeSize: 400, Iops: 5000,")
+    assert fast.head_hour - checked.head_hour == pytest.approx(2000 * 0.005 / 730)
+    spot = next(pool for pool in checked.pools if pool.name == "spot")
+    month = 150 * 0.08 + (250 - 125) * 0.04
+    assert spot.hour == pytest.approx(table.types["g6.xlarge"].hour * table.spot_share + month / 730 + 0.005)
+
+
+def test_tags_for_cost_reports_are_accepted(laptop):
+    path = aws(laptop)
+    path.write_text(path.read_text().replace("# TagSpecifications", "TagSpecifications"))
+    file = check(str(path)).file
+    assert (file.errors, file.warnings) == ([], [])
+    for name in file.mapping("available_node_types"):
+        (tags,) = file.get("available_node_types", name, "node_config", "TagSpecifications")
+        assert tags == {"ResourceType": "instance", "Tags": [{"Key": "project", "Value": "interplay"}]}
 
 
 @pytest.mark.parametrize("study", ["one-gpu-night", "levine2020"])

@@ -4,10 +4,13 @@ import copy
 import gzip
 import itertools
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -15,6 +18,15 @@ import jsonschema
 import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
+
+from study.cluster import connection
+from study.cluster.check import check
+from study.cluster.cluster_file import TOKEN
+from study.cluster.prices import MONTH_HOURS
+from study.cluster.submit import ASK_DOLLARS
+from study.plan.prices import money, prices
+from study.spec.study import load_spec
+from study.workers.spot_notice import METADATA, is_noticed
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
@@ -148,7 +160,7 @@ def test_ray_is_started_with_a_token_on_loopback(name):
         assert "--disable-usage-stats" in command
     (head,) = (command for command in starts if "--head" in command)
     assert "--dashboard-host=127.0.0.1" in head
-    assert config["file_mounts"]["~/.ray/auth_token"] == "~/.ray/interplay-token"
+    assert config["file_mounts"][TOKEN] == f"~/.ray/{config['cluster_name']}-token"
 
 
 @pytest.mark.parametrize("name", ["aws.yaml", "onprem.yaml"])
@@ -160,9 +172,12 @@ def test_mlflow_is_started_before_ray_and_waited_for_after(name):
     assert all(word in step for word, step in zip(words, steps, strict=True))
 
 
-def test_the_two_ways_of_ray_up_differ_only_in_their_machines():
+def test_the_two_ways_of_ray_up_differ_only_in_their_machines_and_tokens():
     aws, onprem = load("aws.yaml"), load("onprem.yaml")
+    assert aws["file_mounts"].pop(TOKEN) != onprem["file_mounts"].pop(TOKEN)
     assert {key: aws[key] for key in SHARED} == {key: onprem[key] for key in SHARED}
+    # Verbs without a cluster file use that of AWS.
+    assert str(connection.TOKEN) == f"~/.ray/{aws['cluster_name']}-token"
 
 
 def test_everything_mounted_is_there_and_no_folder_is_mounted_whole():
@@ -216,6 +231,75 @@ def test_kuberay_refuses_a_mistake_in_the_job(rayjob, kuberay, path, wrong):
     assert next(iter(wrong)) in [*error.path, *re.findall(r"'(\w+)'", error.message)]
 
 
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory):
+    """The folder with the files of the ConfigMap, as pods mount it."""
+    documents = list(yaml.safe_load_all((CLUSTER / "kuberay" / "rayjob.yaml").read_text()))
+    (config,) = (document for document in documents if document["kind"] == "ConfigMap")
+    folder = tmp_path_factory.mktemp("interplay")
+    for name, text in config["data"].items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(("status", "ends"), [(0, 0), (1, 0), (2, 0), (130, 130), (137, 137)])
+def test_kuberay_tries_a_job_again_only_if_its_driver_was_ended(rayjob, mounted, tmp_path, status, ends):
+    """Every other status than 0 makes KubeRay build a new cluster."""
+    assert rayjob["spec"]["backoffLimit"] > 0
+    (tmp_path / "python").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/called\nexit {status}\n')
+    (tmp_path / "python").chmod(0o755)
+    entrypoint = rayjob["spec"]["entrypoint"].replace("/etc/interplay", str(mounted))
+    done = subprocess.run(
+        entrypoint,
+        shell=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ends
+    assert (tmp_path / "called").read_text() == "-m study run levine2020 resources.pool=wide\n"
+    assert (f"status {status}," in done.stdout) == (status in (1, 2))
+
+
+def test_a_mistake_in_the_spec_of_a_job_on_kubernetes_builds_one_cluster(rayjob, mounted):
+    entrypoint = rayjob["spec"]["entrypoint"].replace("/etc/interplay", str(mounted))
+    done = subprocess.run(
+        f"{entrypoint} training.stepz=7", shell=True, cwd=ROOT, capture_output=True, text=True, check=False,
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "stepz" in done.stderr
+    assert "status 2," in done.stdout
+
+
+@pytest.mark.slow
+def test_a_drained_pod_gives_its_cells_the_notice(rayjob, mounted):
+    """The real script, on the port that workers are told; it ends once no process has a cell's title."""
+    for group in rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        (address,) = (one["value"] for one in container["env"] if one["name"] == METADATA)
+        command = container["lifecycle"]["preStop"]["exec"]["command"]
+        assert pod["terminationGracePeriodSeconds"] >= 90 + 30
+        assert {"name": "pools", "mountPath": "/etc/interplay"} in container["volumeMounts"]
+    assert not is_noticed(address)
+    if os.geteuid():
+        pytest.skip("needs root, for processes that are those of one pod alone")
+    script = [sys.executable, *(word.replace("/etc/interplay", str(mounted)) for word in command[1:])]
+    # A process with the title that Ray gives that of a trial, for a few seconds.
+    pod = f"(exec -a ray::ImplicitFunc.train sleep 6) & {shlex.join(script)}"
+    unshare = ["unshare", "-p", "-f", "--mount-proc", "--kill-child", "bash", "-c", pod]
+    drain = subprocess.Popen(unshare, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not is_noticed(address):
+        assert drain.poll() is None
+        assert time.monotonic() < deadline
+    # Nothing but its end tells it to stop before the 90 s.
+    assert drain.wait(60) == 0
+    assert not is_noticed(address)
+
+
 def test_the_groups_on_kubernetes_and_their_description_agree(rayjob, pools):
     groups = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     described = pools["available_node_types"]
@@ -260,6 +344,44 @@ def test_the_prices_on_the_page_are_current(tmp_path):
     shown = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT).stdout
     (block,) = re.findall(r"```text\n(pool .*?)```", (CLUSTER / "README.md").read_text(), re.S)
     assert block.strip() in shown
+
+
+def test_the_cost_of_a_mistake_on_the_page_is_current():
+    text = (CLUSTER / "README.md").read_text()
+    rows = dict(
+        re.findall(
+            r"^\| (.+?) \| (.+) \|$",
+            text.partition("### What a mistake costs")[2].partition("\n## ")[0],
+            re.M,
+        )
+    )
+    checked = check(str(CLUSTER / "aws.yaml"))
+    head, pools = checked.head_hour, {pool.name: pool for pool in checked.pools}
+    idle = load("aws.yaml")["idle_timeout_minutes"] / 60
+    resources = load_spec("quickstart").resources
+    expected = {
+        "a study that waits for machines that AWS has not": (
+            f"about {money(head)} per hour", f"({resources.capacity_timeout_seconds:.0f})",
+        ),
+        "a cluster that you forget": (
+            f"about {money(24 * head)} per day", f"about {money(MONTH_HOURS * head)} per month",
+            f"after {60 * idle:.0f} minutes", f"about {money(idle * pools['wide'].hour)} for one of `wide`",
+            f"about {money(idle * pools['h100'].hour)} for one of `h100`",
+        ),
+        "a cell that fails": (f"more attempts ({resources.max_retries})",),
+        "a study that is larger than you thought": (f"above ${ASK_DOLLARS:g} ",),
+    }  # fmt: skip
+    for mistake, words in expected.items():
+        assert not [word for word in words if word not in rows[mistake]], mistake
+    # The comment about the head's disk, too.
+    (disk,) = checked.file.disks("head")
+    size, fast = disk["VolumeSize"], disk["Throughput"]
+    table = prices()
+    month = size * table.gp3_gb_month, (fast - table.gp3_free_throughput) * table.gp3_throughput_month
+    assert (
+        "${:.0f} per month, used or not, and ${:.0f} for its throughput".format(*month)
+        in (CLUSTER / "aws.yaml").read_text()
+    )
 
 
 def test_an_image_is_built_from_what_a_machine_is_set_up_from():

@@ -35,6 +35,7 @@ class Head:
             "HOME": str(home),
             "PATH": f"{binaries}:/usr/bin:/bin",
             "MLFLOW_PORT": str(self.port),
+            "INTERPLAY_LOCKS": str(home / "locks"),
             **settings,
         }
 
@@ -52,6 +53,14 @@ class Head:
         """All processes of this home: the loop, the server and its helpers."""
         mark = f"{self.home}/mlflow"
         return [p for p in psutil.process_iter() if self._environ(p).get("INTERPLAY_MLFLOW_OF") == mark]
+
+    def loop(self):
+        """The process that restarts the server."""
+        family = self.family()
+        members = {process.pid for process in family}
+        (loop,) = (process for process in family if process.ppid() not in members)
+        assert loop.cmdline()[-1] == "--watch"
+        return loop
 
     @staticmethod
     def _environ(process):
@@ -149,10 +158,7 @@ def test_the_server_starts_once_and_comes_back_by_itself(head):
 
     # If the loop is killed, the server remains as an orphan; a new start replaces both.
     orphan = one.server()
-    family = one.family()
-    members = {process.pid for process in family}
-    (loop,) = (process for process in family if process.ppid() not in members)
-    assert loop.cmdline()[-1] == "--watch"
+    loop = one.loop()
     loop.send_signal(signal.SIGKILL)
     assert one.status("/health") == 200
     assert one.call().returncode == 0
@@ -161,15 +167,59 @@ def test_the_server_starts_once_and_comes_back_by_itself(head):
     one.healthy_again()
 
 
+@pytest.mark.parametrize("below", ["mlflow", ""])
+def test_a_file_system_without_locks_does_not_stop_it(head, no_flock, below):
+    one = head()
+    one.environment |= no_flock(one.home / below if below else "/")
+    first = one.call("--no-wait")
+    assert first.returncode == 0, first.stderr
+    # A message only where the locks of this machine fail, too.
+    assert first.stderr.count("\n") == (0 if below else 1)
+    assert ("INTERPLAY_LOCKS" in first.stderr) == (not below)
+    loop = one.loop()
+    again = one.call("--no-wait")
+    assert again.returncode == 0, again.stderr
+    assert one.loop() == loop
+    assert one.log().count("MLflow starts") == 1
+
+
+def test_locks_in_the_folder_of_somebody_else_are_refused(head, tmp_path):
+    """Whoever holds them decides when MLflow starts."""
+    one = head()
+    (tmp_path / "elsewhere").mkdir()
+    (one.home / "locks").symlink_to(tmp_path / "elsewhere")
+    refused = one.call("--no-wait")
+    assert refused.returncode == 1
+    assert str(one.home / "locks") in refused.stderr
+    assert not one.family()
+    (one.home / "locks").unlink()
+    (one.home / "locks").mkdir(mode=0o777)
+    if os.geteuid() == 0:
+        os.chown(one.home / "locks", 65534, 65534)
+        assert one.call("--no-wait").returncode == 1
+        os.chown(one.home / "locks", 0, 0)
+    assert one.call("--no-wait").returncode == 0
+    assert (one.home / "locks").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_server_that_cannot_start_says_why_and_keeps_the_password(head):
     """Under SQLAlchemy 2.1, plain `postgresql` selects a driver that is not installed."""
     one = head(INTERPLAY_MLFLOW_STORE=f"postgresql://mlflow:{PASSWORD}@127.0.0.1:1/mlflow")
+    # The log of a server that could not start for a night.
+    (one.home / "mlflow").mkdir()
+    (one.home / "mlflow" / "server.log").write_text(
+        "".join(f"line {number:8}\n" for number in range(600_000))
+    )
     assert one.call("--no-wait").returncode == 0
     deadline = time.monotonic() + 600
     while "MLflow ended with status" not in one.log():
         assert time.monotonic() < deadline
         time.sleep(0.5)
     assert "No module named 'psycopg'" in one.log()
+    older = (one.home / "mlflow" / "server.log.1").read_text()
+    assert len(older) == 4_000_000
+    assert "599999" in older[-200:]
+    assert len(one.log()) < 1_000_000
     assert PASSWORD not in one.log()
     assert not [p for p in one.family() if PASSWORD in " ".join(p.cmdline())]
 

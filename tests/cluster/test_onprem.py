@@ -59,7 +59,7 @@ def laptop(simulation):
 
 @pytest.fixture(scope="module")
 def cluster(simulation, laptop):
-    one = Cluster(simulation, laptop, FILE)
+    one = Cluster(simulation, laptop, FILE, token=".ray/interplay-onprem-token")
     laptop.run("interplay", "cluster", "token", FILE)
     checked = laptop.run("interplay", "cluster", "check", FILE)
     assert "error" not in checked.stdout + checked.stderr

@@ -2,10 +2,13 @@
 
 import os
 import re
+import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -30,6 +33,8 @@ NEEDED = (
     "sinfo",
 )
 TRUSTED = "/usr/sbin:/usr/bin:/sbin:/bin"
+#: The folders of a job in /tmp: of Ray, and of MLflow.
+JOB_FOLDER = re.compile(r"ray-\d+$|interplay-\d+-\w{6}$")
 STUDY = (
     *("quickstart", "training.seeds=1", "training.steps=200"),
     *("frontier.depths=[1,2]", "frontier.budgets=[3100,6900,12300,27500]"),
@@ -57,11 +62,12 @@ class Slurm:
         (inside,) = psutil.Process(self.process.pid).children()
         self.inside = inside.pid
 
-    def run(self, *command, check=True, **settings):
-        enter = ["nsenter", "-t", str(self.inside), "-m", "-n", "-p", "-u", f"--wdns={ROOT}"]
+    @property
+    def environment(self):
+        """That of the user who submits jobs."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
-        environment = {
+        return {
             "PATH": TRUSTED,
             "HOME": str(home),
             "SLURM_CONF": str(self.folder / "slurm.conf"),
@@ -69,20 +75,40 @@ class Slurm:
             "INTERPLAY_RESULTS": str(self.folder / "results"),
             "OMP_NUM_THREADS": "1",
             **PRIORITY,
-            **settings,
         }
+
+    def run(self, *command, check=True):
+        enter = ["nsenter", "-t", str(self.inside), "-m", "-n", "-p", "-u", f"--wdns={ROOT}"]
         done = subprocess.run(
-            [*enter, *command], env=environment, capture_output=True, text=True, check=False
+            [*enter, *command], env=self.environment, capture_output=True, text=True, check=False
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 
-    def submit(self, *study):
-        """Submit the script with a user's edits, for machines without GPUs; return the job's number."""
+    def submit(self, *study, keep_environment=True):
+        """Submit the script with a user's edits, for machines without GPUs; return the job's number.
+
+        Without the environment, as at sites with `--export=NONE`, the script sets what it needs.
+        """
         script = self.folder / "job.sbatch"
         lines = (ROOT / "cluster" / "slurm.sbatch").read_text().splitlines(keepends=True)
-        script.write_text("".join(line for line in lines if "--gpus-per-node" not in line))
-        return self.run("sbatch", "--parsable", f"--output={self.folder}/%j.log", script, *study)
+        lines = [line for line in lines if not line.startswith("#SBATCH --gpus-per-node")]
+        options = []
+        if not keep_environment:
+            options = ["--export=NONE"]
+            own = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.environment.items())
+            lines.insert(lines.index("set -euo pipefail\n"), own)
+        script.write_text("".join(lines))
+        return self.run("sbatch", "--parsable", f"--output={self.folder}/%j.log", *options, script, *study)
+
+    def mirrored(self):
+        """The cells whose runs in results/mlflow.db have ended, read without MLflow."""
+        with closing(sqlite3.connect(self.folder / "results" / "mlflow.db")) as store:
+            query = (
+                "select tags.value from tags join runs using (run_uuid) where tags.key = 'interplay.cell' "
+                "and runs.status = 'FINISHED' and runs.lifecycle_stage = 'active'"
+            )
+            return sorted(cell for (cell,) in store.execute(query))
 
     def state(self, job):
         return re.search(r"JobState=(\w+)", self.run("scontrol", "show", "job", job)).group(1)
@@ -119,19 +145,22 @@ def slurm(tmp_path):
 
 
 def left_over(slurm):
-    """The programs of Ray and MLflow, and drivers of studies, that run on the simulated machines.
+    """The programs of Ray and MLflow, drivers of studies and folders of jobs that are on the simulated machines.
 
     By the program and the arguments that end a path: the folder of this checkout may have any name.
     """
     programs = {"raylet", "gcs_server", "mlflow", "interplay", "ray", "gunicorn", "uvicorn"}
     lines = [line.split() for line in slurm.run("ps", "-eo", "args=").splitlines()]
-    return [
+    running = [
         line
         for line in lines
         if programs & {Path(word).name for word in line[:3]}
         or "study" in line[:4]
         or line[0].startswith("ray::")
     ]
+    jobs = {path.stem for path in slurm.folder.glob("*.log")}
+    folders = [path for job in jobs for path in Path("/tmp").glob(f"*-{job}*") if JOB_FOLDER.match(path.name)]
+    return running + folders
 
 
 def test_a_job_that_is_told_to_end_goes_on_when_submitted_again(slurm):
@@ -148,8 +177,10 @@ def test_a_job_that_is_told_to_end_goes_on_when_submitted_again(slurm):
     assert not left_over(slurm)
     rows = Ledger(slurm.folder / "results" / "quickstart" / "rows").rows()
     assert 1 <= len(rows) < 8
+    # MLflow's database was on the disk of the first machine, and has been copied from there.
+    assert slurm.mirrored() == sorted(rows)
 
-    second = slurm.submit(*STUDY)
+    second = slurm.submit(*STUDY, keep_environment=False)
     assert slurm.ended(second) == "COMPLETED", slurm.log(second)
     # Two machines of two CPUs each.
     assert f"8 cells, {len(rows)} done" in slurm.log(second)
@@ -158,3 +189,5 @@ def test_a_job_that_is_told_to_end_goes_on_when_submitted_again(slurm):
     assert len(again) == 8
     assert {cell: again[cell].loss for cell in rows} == {cell: row.loss for cell, row in rows.items()}
     assert (slurm.folder / "results" / "quickstart" / "report.html").is_file()
+    assert slurm.mirrored() == sorted(again)
+    assert not left_over(slurm)

@@ -85,5 +85,5 @@ def test_a_missing_token_and_a_file_that_mounts_none_say_what_to_do(token):
     with pytest.raises(SpecError, match="interplay cluster token FILE"):
         read_token(token)
     (token.parents[2] / "none.yaml").write_text("cluster_name: a\nprovider: {type: aws}\n")
-    with pytest.raises(SpecError, match=r"add `~/\.ray/auth_token"):
+    with pytest.raises(SpecError, match=r"add `~/\.ray/auth_token: ~/\.ray/a-token`"):
         make_token(read("none.yaml"))

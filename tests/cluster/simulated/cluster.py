@@ -17,19 +17,20 @@ REPOSITORY = Path(__file__).parents[3]
 class Cluster:
     """The cluster of one file."""
 
-    def __init__(self, simulation: Simulation, laptop: Laptop, file: str) -> None:
-        """Args: file, from the laptop's working folder."""
+    def __init__(self, simulation: Simulation, laptop: Laptop, file: str, token: str = TOKEN) -> None:
+        """Args: file, from the laptop's working folder; token, the file of its token, from the home."""
         self.simulation, self.laptop, self.file = simulation, laptop, file
+        self.token_path = str(laptop.home / token)
         laptop.environment |= {
             "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(laptop.home / TOKEN),
+            "RAY_AUTH_TOKEN_PATH": self.token_path,
             "RAY_API_SERVER_ADDRESS": DASHBOARD,
         }
 
     @property
     def token(self) -> str:
         """The token of the cluster."""
-        return (self.laptop.root / str(self.laptop.home / TOKEN).lstrip("/")).read_text().strip()
+        return (self.laptop.root / self.token_path.lstrip("/")).read_text().strip()
 
     @property
     def authorised(self) -> str:

@@ -58,6 +58,12 @@ def device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
+def device_name() -> str:
+    """Return the name of this process's GPU, of which a machine may have several kinds, or `cpu`."""
+    place = device()
+    return torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
+
+
 def timeout() -> float:
     """Return the timeout of collectives in seconds; torch's default before the first `join`."""
     return float(c10d.default_pg_timeout.total_seconds())

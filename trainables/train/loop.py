@@ -29,7 +29,15 @@ from trainables.model.build import build_model
 from trainables.model.family import family
 from trainables.progress import Evaluation, Point, Progress, Result, evaluation_steps
 from trainables.ranks.collective import run_on_all_ranks
-from trainables.ranks.process_group import RankInfo, Rendezvous, device, first_collective, join, leave
+from trainables.ranks.process_group import (
+    RankInfo,
+    Rendezvous,
+    device,
+    device_name,
+    first_collective,
+    join,
+    leave,
+)
 from trainables.record import Keep
 from trainables.storage.storage import Folder, open_storage, patiently
 from trainables.train.engine import (
@@ -530,6 +538,6 @@ class _Training:
             memory_bytes=int(peak),
             resumed_from=self.resumed_from,
             resumed_seconds=self.resumed_seconds,
-            device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            device=device_name(),
             **{name: value for name, value in state if name in Result.model_fields},
         )

@@ -18,7 +18,7 @@ from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.ranks import process_group as world
-from trainables.ranks.process_group import RankInfo, Rendezvous, join, leave
+from trainables.ranks.process_group import RankInfo, Rendezvous, device_name, join, leave
 from trainables.record import Keep
 from trainables.train.engine import build_engine, close_engine
 from trainables.train.loop import train
@@ -286,3 +286,15 @@ def test_library_defect_deepspeed_broadcasts_the_parameters_of_one_rank_to_itsel
         )
     assert collectives(counting) == {"c10d::broadcast_": len(list(model.parameters()))}
     close_engine(engine)
+
+
+def test_a_row_names_the_gpu_of_its_own_rank(monkeypatch):
+    """A rank sees all GPUs of its machine, which may be of several kinds."""
+    assert device_name() == "cpu"
+    kinds = {0: "NVIDIA L4", 1: "NVIDIA A10G"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(kinds))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: kinds[place.index])
+    for index, name in kinds.items():
+        monkeypatch.setenv("LOCAL_RANK", str(index))
+        assert device_name() == name

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
 import threading
 
@@ -19,16 +20,23 @@ END_SECONDS = 10.0
 def run() -> None:
     """Run the command and end the process with its status, within twice `END_SECONDS` whatever libraries do at exit.
 
+    That time begins when all output is written: the reader of a pipe, such as `less`, may take as long as it likes.
+
     Arrow (pyarrow 25) can wait for ever in its exit handler while an S3 file system is alive (apache/arrow issue
     50188), and holds the interpreter's lock in it, so that no thread of Python can end the process. The handler only
     guards against the end of the process in an orderly way, destructors of C++ libraries, which is left out here.
     """
     status = 1
 
-    def leave() -> None:
+    def flush() -> None:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+            # None, if the process was started without it.
+            if stream:
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+
+    def leave() -> None:
+        flush()
         os._exit(status)
 
     # Registered first, so it runs after the handlers of all libraries.
@@ -39,7 +47,11 @@ def run() -> None:
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         raise
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+        raise
     finally:
+        flush()
         if "pyarrow.fs" in sys.modules:
             from pyarrow import fs
 

@@ -1,7 +1,9 @@
 """The end of the process of a command."""
 
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -70,6 +72,31 @@ def test_the_handler_in_which_arrow_can_wait_for_ever_is_left_out():
 def test_handlers_of_libraries_run_before_the_end():
     done = ended("atexit.register(print, 'late')", 0)
     assert (done.returncode, done.stdout) == (0, "the report\nlate\n")
+
+
+def test_a_reader_that_takes_its_time_gets_all_output():
+    """Such as `less`: the end of the output waits in this process until the pipe has room."""
+    program = PROGRAM.format(
+        library="sys.stdout.write('x' * 65536); sys.stdout.flush(); sys.stdout.write('y' * 4000)",
+        status=0, seconds=0.5, before="",
+    )  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
+    ) as process:  # fmt: skip
+        # Twice the time after which an end that hangs is forced, and the start of Python.
+        time.sleep(3)
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, len(output), errors) == (0, 65536 + 4000 + len("the report\n"), "")
+
+
+def test_a_process_without_standard_output_ends():
+    done = ended("os.close(1); sys.stdout = None; atexit.register(time.sleep, 1000)", 0)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_ctrl_c_outside_the_command_has_the_status_of_ctrl_c():
+    assert ended("raise KeyboardInterrupt", 0).returncode == 130
 
 
 def test_an_exception_that_nobody_handles_keeps_its_traceback():

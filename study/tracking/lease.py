@@ -4,13 +4,16 @@ The lock in the study's folder keeps out a second driver of the same machine or 
 would overwrite each other's checkpoints and train every cell twice.
 """
 
+import logging
 import os
 import secrets
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,7 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from study.errors import SpecError
 from study.tracking.study_paths import runs
 from trainables.errors import printable, shortened
-from trainables.storage.storage import Folder
+from trainables.storage.storage import Folder, unusable
+
+_LOG = logging.getLogger(__name__)
 
 #: Seconds between two renewals, and those after which a lease that nobody has renewed is that of a lost driver. The
 #: clocks of two machines are not compared.
@@ -37,8 +42,11 @@ class Driver(BaseModel):
     token: str
     host: str
     pid: int = Field(ge=0, lt=2**31)
+    # A date that `time.gmtime` can show.
     began: float = Field(ge=0, lt=1e11)
     """When its process started, in Unix seconds."""
+    machine: str = ""
+    """What `this_machine` returned there."""
     cluster: str = ""
     renewals: int = 0
 
@@ -52,11 +60,24 @@ class Driver(BaseModel):
     @property
     def is_gone(self) -> bool:
         """Whether it ran on this machine and has ended."""
-        return self.host == socket.gethostname() and not runs(self.pid, self.began)
+        return self.machine == this_machine() and not runs(self.pid, self.began)
 
 
 #: Stands for a lease in a file that is damaged or half written, which other stores than S3 show.
 UNREADABLE = Driver(token="", host="an unknown machine", pid=0, began=0.0)
+
+
+def this_machine() -> str:
+    """Return what only processes have in common that see one another's ids, until the machine is started again.
+
+    A host name would not do: two laptops, or two containers, may have the same one, and a driver that runs on the other
+    would be taken for one that has ended here.
+    """
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        # Not Linux.
+        return f"{uuid.getnode():x}"
 
 
 def this_driver() -> Driver:
@@ -66,6 +87,7 @@ def this_driver() -> Driver:
         host=socket.gethostname(),
         pid=os.getpid(),
         began=psutil.Process().create_time(),
+        machine=this_machine(),
         cluster=os.environ.get(CLUSTER, ""),
     )
 
@@ -89,23 +111,12 @@ def leased(
 
     Raises:
         SpecError: another driver holds it.
+        InputError, ConnectionError: the store cannot be used.
     """
-    other = _read(storage)
-    if other and not other.is_gone:
-        waits(other)
-        deadline = time.monotonic() + LOST_SECONDS
-        while time.monotonic() < deadline:
-            time.sleep(min(1.0, RENEW_SECONDS))
-            now = _read(storage)
-            if now is None:
-                break
-            if now != other:
-                raise _held(storage, study, now)
-    own = this_driver()
-    _write(storage, own)
-    # Of two that find no lease at the same time, the last one to write has it.
-    if (now := _read(storage)) and now.token != own.token:
-        raise _held(storage, study, now)
+    try:
+        own = _acquire(storage, study, waits)
+    except OSError as error:
+        raise unusable(storage.name, error) from error
     over = threading.Event()
 
     def renew() -> None:
@@ -118,9 +129,11 @@ def leased(
                     return
                 held = held.model_copy(update={"renewals": held.renewals + 1})
                 _write(storage, held)
-            except OSError:
-                # The store cannot be reached: the next renewal tries it again.
-                continue
+            except Exception as error:  # noqa: BLE001 - fsspec's stores have errors of their own
+                _LOG.warning(
+                    "The lease in %s was not renewed, which is tried again in %.0f s: %s",
+                    storage.name, RENEW_SECONDS, error,
+                )  # fmt: skip
 
     thread = threading.Thread(target=renew, name="lease", daemon=True)
     thread.start()
@@ -132,9 +145,30 @@ def leased(
         try:
             if (now := _read(storage)) and now.token == own.token:
                 storage.remove(FOLDER, FILE)
-        except OSError:
-            # Whoever runs the study next finds it lost.
-            pass
+        except Exception as error:  # noqa: BLE001 - as above
+            _LOG.warning(
+                "The lease in %s was not given back, so the next run waits for it: %s", storage.name, error
+            )
+
+
+def _acquire(storage: Folder, study: str, waits: Callable[[Driver], None]) -> Driver:
+    other = _read(storage)
+    if other and not other.is_gone:
+        waits(other)
+        deadline = time.monotonic() + LOST_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(min(1.0, RENEW_SECONDS))
+            now = _read(storage)
+            if now is None:
+                break
+            if now not in (other, UNREADABLE):
+                raise _held(storage, study, now)
+    own = this_driver()
+    _write(storage, own)
+    # Of two that find no lease at the same time, the last one to write has it.
+    if (now := _read(storage)) and now.token != own.token:
+        raise _held(storage, study, now)
+    return own
 
 
 def _held(storage: Folder, study: str, driver: Driver) -> SpecError:

@@ -1,11 +1,14 @@
 """The lease of a study in shared storage, held by real processes."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,15 +17,17 @@ from study.tracking import lease
 from study.tracking.lease import FILE, FOLDER, Driver, leased
 from tests.command import interplay
 from tests.study.small import SMALL
+from trainables.errors import InputError
 from trainables.storage.storage import open_storage
 
-#: Holds a lease until its standard input ends; the name of the machine may be another one.
+#: Holds a lease until its standard input ends; the machine may be another one.
 HOLDER = """
 import socket, sys
 from study.tracking import lease
 from trainables.storage.storage import open_storage
 uri, host = sys.argv[1:]
-socket.gethostname = lambda: host
+if host != socket.gethostname():
+    socket.gethostname = lease.this_machine = lambda: host
 lease.RENEW_SECONDS = 0.2
 with lease.leased(open_storage(uri), "deep"):
     print("held", flush=True)
@@ -55,6 +60,13 @@ def holder(place):
     for process in started:
         process.kill()
         process.communicate()
+
+
+def put(place, driver):
+    content = driver.model_dump_json() if isinstance(driver, Driver) else json.dumps(driver)
+    file = Path(place.partition("://")[2], FOLDER, FILE)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
 
 
 def read(place):
@@ -96,6 +108,56 @@ def test_a_driver_that_was_killed_on_this_machine_is_not_waited_for(place, holde
     first.wait()
     with leased(open_storage(place), "deep", lambda _: pytest.fail("it waits")):
         assert read(place).pid == os.getpid()
+
+
+def test_a_driver_of_another_machine_with_this_ones_name_is_not_taken_for_one_that_has_ended(place):
+    """Two laptops are both called `ubuntu`, and the process ids of one mean nothing on the other."""
+    put(place, lease.this_driver().model_copy(update={"machine": "other", "pid": 2**22, "renewals": 1}))
+    waited = []
+    with leased(open_storage(place), "deep", waited.append):
+        pass
+    assert [(driver.host, driver.pid) for driver in waited] == [(os.uname().nodename, 2**22)]
+
+
+def test_a_lease_that_another_user_wrote_reaches_no_terminal_and_ends_by_no_traceback(place, monkeypatch):
+    monkeypatch.setattr(lease, "LOST_SECONDS", 0.1)
+    driver = lease.this_driver().model_dump()
+    shown = []
+    for change in ({"host": "o\x1b]52;c;AA\x07"}, {"pid": -5}, {"began": 1e300}, {"began": float("nan")}):
+        put(place, {"token": "a", **driver, "machine": "other", **change})
+        with leased(open_storage(place), "deep", lambda other: shown.append(str(other))):
+            pass
+    assert len(shown) == 4
+    assert all(map(str.isprintable, shown))
+
+
+def test_a_store_that_cannot_be_used_is_named(place):
+    storage = open_storage(place)
+    file = Path(place.partition("://")[2], FOLDER, FILE)
+    file.mkdir(parents=True)
+    with (
+        pytest.raises(InputError, match=rf"(?i){re.escape(storage.name)}.*is a directory"),
+        leased(storage, "deep"),
+    ):
+        pytest.fail("it is held")
+
+
+def test_an_error_of_any_library_costs_no_lease(place, monkeypatch):
+    """Those of s3fs or adlfs are no OSError."""
+    storage, came = open_storage(place), threading.Event()
+    read_once = lease._read
+
+    def read_file(storage):
+        if threading.current_thread().name == "lease" and not came.is_set():
+            came.set()
+            raise RuntimeError("ServerDisconnectedError")
+        return read_once(storage)
+
+    with leased(storage, "deep"):
+        monkeypatch.setattr(lease, "_read", read_file)
+        assert came.wait(20)
+        while not (now := read_once(storage)) or now.renewals < 2:
+            time.sleep(0.05)
 
 
 def test_a_driver_learns_that_another_one_has_taken_its_lease(place):

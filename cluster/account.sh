@@ -35,7 +35,7 @@ file=${1:-$(dirname "$0")/aws.yaml}
 # Mac too, and the Python of the AWS command line is closed. It takes one `key: value` per line, as the shipped file has
 # them; tests/cluster/test_account_script.py compares it with a YAML parser.
 setting() {
-  sed -nE "s/^ *$1: *(&[A-Za-z0-9_]+ +)?\"?([^ \"#]+).*/\\2/p" "$file" | head -1
+  sed -nE "s/ +(#.*)?\$//; s/^ *$1: *(&[A-Za-z0-9_]+ +)?//p" "$file" | sed -E 's/^"(.*)"$/\1/' | head -1
 }
 # One line per node type: name, instance type, maximum, market.
 node_types() {
@@ -52,8 +52,10 @@ node_types() {
     $1 == "head_node_type:" { head = $2 }
     $1 == "max_workers:" && /^m/ { total = $2 }
     /^[^ ]/ { inside = ($1 == "available_node_types:") }
-    inside && /^  [A-Za-z0-9_-]+: *$/ {
-      print_last(); name = $1; sub(/:$/, "", name); type = "?"; most = total; market = "on-demand"
+    # A type in another form, such as `name: {...}`, keeps its colon and is refused below.
+    inside && /^  [^ ]/ {
+      print_last(); name = $1; type = "?"; most = total; market = "on-demand"
+      if ($0 ~ /^  [A-Za-z0-9_-]+: *$/) sub(/:$/, "", name)
     }
     inside && $1 == "InstanceType:" { type = $2 }
     inside && $1 == "max_workers:" { most = $2 }

@@ -240,6 +240,11 @@ def _check_by_model(file: ClusterFile, name: str, ec2: Any) -> None:
             file.error((*path, unknown[1]), f"EC2 has no parameter `{unknown[1]}` here{hint}")
         else:
             file.error(path, f"EC2 refuses this: {line}")
+    market, markets = file.market(name), ec2.shape_for("MarketType").enum
+    if market not in markets:
+        # Botocore does not compare values with their list.
+        hint = did_you_mean(market, markets) or f"; write one of {', '.join(markets)}"
+        file.error((*place, "InstanceMarketOptions", "MarketType"), f"EC2 has no market {market}{hint}")
     machine, types = file.machine(name), ec2.shape_for("InstanceType").enum
     if machine not in types:
         hint = did_you_mean(machine, types) or "; give a type such as g6.xlarge"

@@ -137,7 +137,7 @@ class Ledger:
             if row.cell != cell:
                 raise ValueError(f"it is of cell {row.cell}")
             return row
-        except ValueError:
+        except (ValueError, RecursionError):
             _LOG.warning("The row file %s.json is damaged; its cell will be trained again.", cell)
             return None
 

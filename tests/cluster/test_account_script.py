@@ -339,6 +339,33 @@ def test_missing_rights_to_look_are_no_error(account):
     assert all("unknown (AccessDenied)" in line.partition("quota")[2] for line in lines.values())
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("cluster_name: interplay", 'cluster_name: "my cluster"'),
+        ("cluster_name: interplay", "cluster_name: my cluster"),
+        ("  spot:\n", "  spot: &spot_type\n"),
+        ("  spot:\n", '  "spot":\n'),
+        ("  cpu:\n", "  big: {max_workers: 1, node_config: {InstanceType: p5.48xlarge}}\n  cpu:\n"),
+    ],
+)
+def test_what_it_would_read_wrongly_is_refused_before_anything_is_made(account, old, new):
+    """Otherwise the head would lack the right to start a type that the file has."""
+    file = account.folder / "other.yaml"
+    text = FILE.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+    done = account.run(file=file)
+    assert (done.returncode, account.state["calls"]) == (2, [])
+
+
+def test_quotes_and_comments_are_no_part_of_a_name(account):
+    file = account.folder / "other.yaml"
+    file.write_text(FILE.read_text().replace("cluster_name: interplay", 'cluster_name: "deep"   # ours'))
+    assert account.run(file=file).returncode == 0
+    assert "machines-us-west-2-deep" in account.state["roles"]["interplay-head"]["policies"]
+
+
 def test_a_capacity_block_and_a_file_that_cannot_be_read(account):
     file = account.folder / "block.yaml"
     text = FILE.read_text()

@@ -83,6 +83,12 @@ BROKEN = {
         SPOT + ".node_config.InstanceType",
         "`g6.xlarge`",
     ),
+    "market": (
+        "InstanceType: *spot\n      InstanceMarketOptions: {MarketType: spot}",
+        "InstanceType: *spot\n      InstanceMarketOptions: {MarketType: Spot}",
+        SPOT + ".node_config.InstanceMarketOptions.MarketType",
+        "`spot`",
+    ),
     "key of node_config": (
         "InstanceMarketOptions:",
         "InstanceMarketOption:",

@@ -409,7 +409,7 @@ def _read_marker(storage: Folder, tag: str, cell: str) -> Marker | str:
             if not [plain_name(name) for name in marker.files]:
                 raise ValueError("no files")
             return marker if marker.state.cell == cell else f"it belongs to cell {marker.state.cell}"
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         # A power cut can leave an empty file.
         return f"its {MARKER} is damaged"
     if not tag.endswith(f"-{cell}"):

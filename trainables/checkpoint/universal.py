@@ -27,6 +27,8 @@ CLASSES = (
 )
 #: Set, it makes `torch.load` refuse classes also where its caller asks for all of them, as DeepSpeed does.
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+#: Its opposite, which some users set for other programs; torch refuses every load with both.
+_FORCE_NOT = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 #: Files of a parameter besides its step: the fp32 weight and AdamW's two moments.
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
 #: Keys of a model file that DeepSpeed reads from a universal checkpoint; the weights are elsewhere.
@@ -43,15 +45,14 @@ def without_code() -> Iterator[None]:
 
     The unpickler itself refuses, so that a file which is replaced after its checksum was verified does no harm either.
     """
-    before = os.environ.get(_FORCE)
+    before = {name: os.environ.pop(name) for name in (_FORCE, _FORCE_NOT) if name in os.environ}
     os.environ[_FORCE] = "1"
     try:
         with torch.serialization.safe_globals([(pkgutil.resolve_name(name), name) for name in CLASSES]):
             yield
     finally:
         os.environ.pop(_FORCE)
-        if before is not None:
-            os.environ[_FORCE] = before
+        os.environ.update(before)
 
 
 @without_code()

@@ -29,6 +29,8 @@ from trainables.errors import InputError
 
 #: Folder for local copies of checkpoints, such as one on the disks of the machine.
 SCRATCH = "INTERPLAY_SCRATCH"
+#: Characters of the name of a subfolder.
+_NAME_LENGTH = 16
 #: File systems that lie in memory.
 _IN_MEMORY = ("tmpfs", "ramfs")
 #: Error numbers of file systems without locks: nothing can be claimed there, so nothing is removed.
@@ -52,7 +54,7 @@ def claim(uri: str) -> LocalCopy:
     """
     root = own_folder()
     remove_unused(root)
-    folder = root / hashlib.sha256(uri.encode()).hexdigest()[:16]
+    folder = root / hashlib.sha256(uri.encode()).hexdigest()[:_NAME_LENGTH]
     while True:
         folder.mkdir(exist_ok=True)
         try:
@@ -69,7 +71,8 @@ def claim(uri: str) -> LocalCopy:
 
 def remove_unused(root: Path) -> None:
     """Remove the folders of `root` that no living process has claimed: a killed one left them."""
-    for path in root.glob("*/users"):
+    # Compiled layers lie here too, in a folder of another name, by study: one may be called `users`.
+    for path in root.glob(f"{'[0-9a-f]' * _NAME_LENGTH}/users"):
         with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("ab") as users:
             if not _lock(users, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 return

@@ -141,6 +141,12 @@ def test_texts_of_a_row_command_no_terminal(tmp_path):
     assert ledger.rows() == {"k": row}
 
 
+def test_a_row_that_is_nested_too_deeply_is_damaged(tmp_path, caplog):
+    (tmp_path / "abc.json").write_text("[" * 300_000)
+    assert Ledger(tmp_path).rows() == {}
+    assert "abc.json is damaged" in caplog.text
+
+
 def test_a_row_file_of_another_cell_is_damaged(tmp_path, caplog):
     """Its cell names folders that are replaced: a file may only speak of the cell that it is named by."""
     ledger = Ledger(tmp_path)

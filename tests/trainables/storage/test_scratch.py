@@ -15,7 +15,7 @@ from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.ranks.process_group import join, leave
 from trainables.storage import scratch
-from trainables.storage.scratch import SCRATCH, file_system, outside_memory, own_folder, scratch_root
+from trainables.storage.scratch import SCRATCH, claim, file_system, outside_memory, own_folder, scratch_root
 from trainables.storage.storage import Bucket, open_storage
 
 #: A process that uploads for ever, as one on a slow network does.
@@ -166,6 +166,13 @@ def test_neither_release_nor_clear_removes_the_lock_that_a_rank_waits_for(tmp_pa
     storage.clear()
     open_storage(f"local://{tmp_path}/bucket/other").local  # noqa: B018  # removes unused folders
     assert waiter.lock.stat().st_ino == storage.lock.stat().st_ino == before
+
+
+def test_compiled_layers_of_a_study_called_users_are_no_copy(machine):
+    layers = own_folder() / "compiled" / "users"
+    layers.mkdir(parents=True)
+    assert claim("s3://bucket/cell").files.parent.parent == own_folder()
+    assert layers.is_dir()
 
 
 def test_only_this_user_may_write_to_the_folder(machine):

@@ -88,8 +88,8 @@ def run_study(spec: StudySpec, results: Path, console: Console | None = None) ->
     with ExitStack() as stack:
         cluster = _joined(stack, spec, console) if joins() else None
         plan = make_plan(spec, room=cluster.room if cluster else None)
-        stack.enter_context(paths.locked())
-        if paths.is_shared:
+        is_locked = stack.enter_context(paths.locked())
+        if paths.is_shared or not is_locked:
             stack.enter_context(_leased(paths, console))
         recorded = paths.ledger.rows()
         check_owner(plan, paths, recorded)

@@ -1,7 +1,7 @@
 """The lease of a study in the storage that machines share: one driver at a time, on whatever cluster it runs.
 
-The lock in the study's folder keeps out a second driver of the same machine or file system. Two drivers with one bucket
-would overwrite each other's checkpoints and train every cell twice.
+The lock in the study's folder keeps out a second driver of the same machine or file system, if that has locks. Two
+drivers with one bucket would overwrite each other's checkpoints and train every cell twice.
 """
 
 import logging

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from study.spec.section import from_environment
 from study.spec.study import StudySpec, load_spec, studies
 from study.spec.yaml_file import SERIES, SPEC
 from study.tracking.ledger import Ledger, Row, UnfinishedCells, study_rows
+from trainables.storage.scratch import NO_LOCKS
 from trainables.storage.storage import Folder, located, open_storage, under
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class StudyPaths:
 
     @property
     def lease(self) -> Folder:
-        """Where the driver's lease lies, of a study that several clusters could run."""
+        """Where the driver's lease lies, of a study that several machines or clusters could run."""
         return open_storage(under(self.shared, self.name))
 
     @property
@@ -141,23 +142,34 @@ class StudyPaths:
         return [self.folder / name for name in names]
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the study, or raise a SpecError: two drivers would train the same cells twice."""
+    def locked(self) -> Iterator[bool]:
+        """Hold the study, or raise a SpecError: two drivers would train the same cells twice.
+
+        Yields whether it is held: a file system without `flock` (Lustre mounted without `-o flock`) locks nothing.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / "run.lock", timeout=0)
-        owner = self.folder / "run.pid"
+        owner, mine = self.folder / "run.pid", f"{os.getpid()} {psutil.Process().create_time()}"
+        # A file whose existence is the lock, which the library would use instead, stays when a machine is lost.
+        lock = FileLock(self.folder / "run.lock", timeout=0, fallback_to_soft=False)
         try:
-            with lock:
-                owner.write_text(f"{os.getpid()} {psutil.Process().create_time()}")
-                try:
-                    yield
-                finally:
-                    owner.unlink(missing_ok=True)
+            lock.acquire()
         except Timeout:
             raise SpecError(
                 f"the study {self.name!r} in {self.results} is being run by process {self.driver() or '?'}; "
                 "wait for it, stop it with Ctrl-C (nothing is lost), or use another --results folder."
             ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        try:
+            if lock.is_locked or not self.driver():
+                owner.write_text(mine)
+            yield lock.is_locked
+        finally:
+            with suppress(FileNotFoundError):
+                if owner.read_text() == mine:
+                    owner.unlink()
+            lock.release()
 
     def driver(self) -> int | None:
         """The id of the process of this machine that runs the study now, None if there is none. Takes no lock."""

@@ -34,7 +34,7 @@ _NAME_LENGTH = 16
 #: File systems that lie in memory.
 _IN_MEMORY = ("tmpfs", "ramfs")
 #: Error numbers of file systems without locks: nothing can be claimed there, so nothing is removed.
-_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _lock(file: BinaryIO, how: int) -> bool:
     try:
         fcntl.flock(file, how)
     except OSError as error:
-        if error.errno in _NO_LOCKS:
+        if error.errno in NO_LOCKS:
             return False
         raise
     return True

@@ -1,5 +1,7 @@
 """The lease of a study in shared storage, held by real processes."""
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -13,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from study.errors import SpecError
+from study.run.runner import run_study
+from study.spec.study import load_spec
 from study.tracking import lease
 from study.tracking.lease import FILE, FOLDER, Driver, leased
+from study.tracking.study_paths import StudyPaths
 from tests.command import interplay
 from tests.study.small import SMALL
 from trainables.errors import InputError
@@ -213,6 +218,25 @@ def test_a_lease_of_somebody_else_commands_no_terminal():
     driver = Driver(token="a", host="\x1b[2J" + "x" * 1000, pid=1, began=0)
     assert str(driver).isprintable()
     assert len(str(driver)) < 300
+
+
+def test_a_study_in_a_folder_without_locks_has_a_lease(tmp_path, holder, place, monkeypatch):
+    """A lock that is a file would outlive a lost machine, and no other machine could run the study."""
+    first = holder("other")
+
+    def flock(*_):
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    spec = load_spec(SMALL, ["name=deep"])
+    with pytest.raises(SpecError, match=f"process {first.pid} on other"):
+        run_study(spec, tmp_path)
+    assert [file.name for file in (tmp_path / "deep").rglob("*") if file.name.startswith("run.")] == [
+        "run.lock"
+    ]
+    assert (tmp_path / "deep/run.lock").read_text() == ""
+    with StudyPaths(tmp_path, "deep").locked() as is_held:
+        assert not is_held
 
 
 def test_the_command_is_refused_while_a_driver_of_another_cluster_runs_the_study(tmp_path, holder, place):

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from _thread import interrupt_main
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,17 +27,36 @@ class StopSignals:
             raise KeyboardInterrupt
 
 
+#: What `stop_signals` has given to each thread but the main one, by its id.
+_OF_THREADS: dict[int, list[StopSignals]] = {}
+
+
+def request_stop(thread: threading.Thread) -> None:
+    """Ask the study of a thread to end, as SIGTERM does; called from another thread."""
+    if thread is threading.main_thread():
+        interrupt_main(signal.SIGTERM)
+    for signals in _OF_THREADS.get(thread.ident or 0, ()):
+        signals.came = True
+
+
 @contextmanager
 def stop_signals(*, raises: bool = False) -> Iterator[StopSignals]:
     """Note the signals that ask for the end, for code that looks at them often; elsewhere also raise KeyboardInterrupt.
 
     Python raises it at any point of the program. In a destructor or the callback of a weak reference (SQLAlchemy
     has many of these while a store opens) it cannot be caught: Python would print that it was ignored, and continues.
-    So code that `raises` must call `check` at times. Only the main thread handles signals; in others nothing is noted.
+    So code that `raises` must call `check` at times. Only the main thread handles signals; in others only
+    `request_stop` is noted.
     """
     signals, hook = StopSignals(), sys.unraisablehook
     if threading.current_thread() is not threading.main_thread():
-        yield signals
+        others = _OF_THREADS.setdefault(threading.get_ident(), [])
+        signals.came = any(other.came for other in others)
+        others.append(signals)
+        try:
+            yield signals
+        finally:
+            others.remove(signals)
         return
     # A terminal that is gone is no longer found to be one.
     terminals = [file for file in (1, 2) if os.isatty(file)]

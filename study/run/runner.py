@@ -1,9 +1,8 @@
 """`interplay run`: train the missing cells of a study, then fit and report."""
 
 import functools
-import signal
+import threading
 import time
-from _thread import interrupt_main
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from study.plan.prices import money
 from study.results.answer import answer
 from study.revision import revision
 from study.run.console import Viewer
-from study.run.interrupts import stop_signals
+from study.run.interrupts import request_stop, stop_signals
 from study.run.preparation import is_worth_timing, packed, time_steps
 from study.run.recorder import Recorder
 from study.run.trial import GpuSettings, TrialSettings
@@ -308,6 +307,7 @@ class _Run:
 @contextmanager
 def _leased(paths: StudyPaths, console: Console) -> Iterator[None]:
     """Hold the study's lease in the shared storage; see `study.tracking.lease`."""
+    driver = threading.current_thread()
 
     def waits(other: Driver) -> None:
         text = f"{paths.name} was last run by {other}; waiting {LOST_SECONDS:.0f} s at most for its end."
@@ -318,8 +318,7 @@ def _leased(paths: StudyPaths, console: Console) -> Iterator[None]:
             f"{paths.name} is now run by {other}, so this driver ends. Both may have trained the same cells."
         )
         console.print(Text(text, style="yellow"))
-        # As a scheduler's stop: the main thread handles it, if it handles signals at all.
-        interrupt_main(signal.SIGTERM)
+        request_stop(driver)
 
     with leased(paths.lease, paths.name, waits, lost):
         yield

@@ -2,11 +2,12 @@ import os
 import pty
 import signal
 import sys
+import threading
 import weakref
 
 import pytest
 
-from study.run.interrupts import stop_signals
+from study.run.interrupts import request_stop, stop_signals
 
 
 class Thing:
@@ -85,7 +86,7 @@ def test_after_a_closed_terminal_output_is_dropped():
     """A write to it raises an OSError, which would end the study before its cells have saved."""
     program = (
         "import os, signal\n"
-        "from study.run.interrupts import stop_signals\n"
+        "from study.run.interrupts import request_stop, stop_signals\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # it is ignored where pytest runs under nohup
         "with stop_signals() as signals:\n"
         "    print('ready', flush=True)\n"
@@ -101,3 +102,30 @@ def test_after_a_closed_terminal_output_is_dropped():
     os.close(terminal)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_the_study_of_a_thread_is_asked_to_end_and_no_other():
+    """A library call in a server's thread: the server must go on."""
+    began, asked, seen = threading.Event(), threading.Event(), []
+
+    def study():
+        with stop_signals(raises=True) as outer, stop_signals() as inner:
+            seen.append(inner.came)
+            began.set()
+            assert asked.wait(20)
+            seen.append(inner.came)
+            with stop_signals() as later:
+                seen.append(later.came)
+            with pytest.raises(KeyboardInterrupt):
+                outer.check()
+
+    thread = threading.Thread(target=study)
+    with stop_signals() as of_main:
+        thread.start()
+        assert began.wait(20)
+        request_stop(thread)
+        asked.set()
+        thread.join(20)
+        assert (seen, of_main.came) == ([False, True, True], False)
+        request_stop(threading.current_thread())
+        assert of_main.came

@@ -13,7 +13,7 @@
 #                               INTERPLAY_MLFLOW_HOME
 #   INTERPLAY_MLFLOW_AUTH=1     require the user admin and the password in INTERPLAY_MLFLOW_HOME/admin_password
 #   INTERPLAY_MLFLOW_HOME       ~/mlflow: log, store, passwords
-#   INTERPLAY_LOCKS             folder of the lock files, /tmp/interplay-locks-UID: on a disk of this machine
+#   INTERPLAY_LOCKS             folder of this machine for the folder of the lock files, interplay-locks-UID; by default /tmp
 #   MLFLOW_HOST, MLFLOW_PORT    127.0.0.1 and 5000; with another host, only requests to the names in
 #                               MLFLOW_SERVER_ALLOWED_HOSTS (default: loopback and this machine's address) are answered
 set -euo pipefail
@@ -29,13 +29,13 @@ mkdir -p "$home"
 # The locks are on this machine, as the server is: a shared home folder may have no flock(2) (Lustre mounted without
 # -o flock). Not in XDG_RUNTIME_DIR, which ends with the login while the server runs on. They are folders, because
 # systemd-tmpfiles deletes old files of /tmp, but no folder that is locked.
-locks=${INTERPLAY_LOCKS:-/tmp/interplay-locks-$(id -u)}
+locks=${INTERPLAY_LOCKS:-/tmp}/interplay-locks-$(id -u)
 make_locks() {
   mkdir -m 0700 "$locks" 2>/dev/null || true
   # Another user who made it first could hold the locks.
   if [ -L "$locks" ] || [ ! -d "$locks" ] || [ ! -O "$locks" ]; then
-    echo "start_mlflow.sh: the folder of the locks, $locks, is a link or not yours; remove it, or set INTERPLAY_LOCKS to a" \
-      "folder of your own on a disk of this machine." >&2
+    echo "start_mlflow.sh: the folder of the locks, $locks, cannot be made, is a link or not yours; remove it, or set" \
+      "INTERPLAY_LOCKS to a folder on a disk of this machine in which you may make one." >&2
     exit 1
   fi
   chmod 0700 "$locks"

@@ -203,6 +203,11 @@ def check_aws(file: ClusterFile) -> None:
         _check_machine(file, name)
     if file.mapping(TYPES, file.head):
         _check_head(file)
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", cluster := str(file.get("cluster_name"))):
+        message = (
+            f"`{cluster}` is no plain word, so cluster/account.sh refuses it; write letters, digits, _ . -"
+        )
+        file.error(("cluster_name",), message)
     region = str(file.get("provider", "region"))
     if region not in regions:
         hint = did_you_mean(region, regions) or "; give yours"
@@ -240,8 +245,9 @@ def _check_by_model(file: ClusterFile, name: str, ec2: Any) -> None:
             file.error((*path, unknown[1]), f"EC2 has no parameter `{unknown[1]}` here{hint}")
         else:
             file.error(path, f"EC2 refuses this: {line}")
-    market, markets = file.market(name), ec2.shape_for("MarketType").enum
-    if market not in markets:
+    markets = ec2.shape_for("MarketType").enum
+    market = file.get(*place, "InstanceMarketOptions", "MarketType")
+    if isinstance(market, str) and market not in markets:
         # Botocore does not compare values with their list.
         hint = did_you_mean(market, markets) or f"; write one of {', '.join(markets)}"
         file.error((*place, "InstanceMarketOptions", "MarketType"), f"EC2 has no market {market}{hint}")
@@ -331,12 +337,19 @@ def _check_machine(file: ClusterFile, name: str) -> None:
             "an address on the machine can take its rights",
         )
     reservation = ("CapacityReservationSpecification", "CapacityReservationTarget", "CapacityReservationId")
-    if file.market(name) == "capacity-block" and not file.get(*place, *reservation):
-        file.error(
-            (*place, "InstanceMarketOptions"),
-            "a Capacity Block needs its id: write `CapacityReservationSpecification: {CapacityReservationTarget: "
-            "{CapacityReservationId: cr-…}}` beside it",
-        )
+    if file.market(name) == "capacity-block":
+        if not re.fullmatch(r"cr-[0-9a-f]+", str(file.get(*place, *reservation))):
+            file.error(
+                (*place, "InstanceMarketOptions"),
+                "a Capacity Block needs its id: write `CapacityReservationSpecification: {CapacityReservationTarget: "
+                "{CapacityReservationId: cr-…}}` beside it",
+            )
+        subnets = file.sequence(*place, "SubnetIds")
+        if not subnets or not all(re.fullmatch(r"subnet-[0-9a-f]+", str(subnet)) for subnet in subnets):
+            file.error(
+                (*place, "InstanceMarketOptions"),
+                "a Capacity Block is in one zone: write `SubnetIds: [subnet-…]` with a subnet of that zone beside it",
+            )
     if max(disks, default=0) < LEAST_DISK_GB:
         found = f"the disk has {max(disks)} GB" if disks else "no disk is given, so the image's own is used"
         file.error(

@@ -83,6 +83,12 @@ BROKEN = {
         SPOT + ".node_config.InstanceType",
         "`g6.xlarge`",
     ),
+    "name of the cluster": (
+        "cluster_name: interplay",
+        "cluster_name: my cluster",
+        "cluster_name",
+        "account.sh",
+    ),
     "market": (
         "InstanceType: *spot\n      InstanceMarketOptions: {MarketType: spot}",
         "InstanceType: *spot\n      InstanceMarketOptions: {MarketType: Spot}",
@@ -574,8 +580,12 @@ def test_a_capacity_block_has_no_price_on_demand(laptop, capsys, monkeypatch):
         cli.main()
     out = capsys.readouterr().out
     assert re.search(r"(?m)^h100 .*paid in advance *$", out)
-    (found,) = check(with_block(laptop, more=False)).file.errors
-    assert found.path == "available_node_types.h100.node_config.InstanceMarketOptions"
+    place = "available_node_types.h100.node_config.InstanceMarketOptions"
+    assert [error.path for error in check(with_block(laptop, more=False)).file.errors] == [place]
+    unedited = Path(with_block(laptop))
+    text = unedited.read_text().replace("cr-0123456789abcdef0", "cr-...")
+    unedited.write_text(text.replace("subnet-0123456789abcdef0", "subnet-..."))
+    assert [error.path for error in check(str(unedited)).file.errors] == [place, place]
 
 
 def test_prices_of_another_region_are_named_so(laptop, capsys, monkeypatch):

@@ -35,7 +35,7 @@ class Head:
             "HOME": str(home),
             "PATH": f"{binaries}:/usr/bin:/bin",
             "MLFLOW_PORT": str(self.port),
-            "INTERPLAY_LOCKS": str(home / "locks"),
+            "INTERPLAY_LOCKS": str(home),
             **settings,
         }
 
@@ -186,20 +186,24 @@ def test_a_file_system_without_locks_does_not_stop_it(head, no_flock, below):
 def test_locks_in_the_folder_of_somebody_else_are_refused(head, tmp_path):
     """Whoever holds them decides when MLflow starts."""
     one = head()
+    locks = one.home / f"interplay-locks-{os.getuid()}"
     (tmp_path / "elsewhere").mkdir()
-    (one.home / "locks").symlink_to(tmp_path / "elsewhere")
+    locks.symlink_to(tmp_path / "elsewhere")
     refused = one.call("--no-wait")
     assert refused.returncode == 1
-    assert str(one.home / "locks") in refused.stderr
+    assert str(locks) in refused.stderr
     assert not one.family()
-    (one.home / "locks").unlink()
-    (one.home / "locks").mkdir(mode=0o777)
+    locks.unlink()
+    locks.mkdir(mode=0o777)
     if os.geteuid() == 0:
-        os.chown(one.home / "locks", 65534, 65534)
+        os.chown(locks, 65534, 65534)
         assert one.call("--no-wait").returncode == 1
-        os.chown(one.home / "locks", 0, 0)
+        os.chown(locks, 0, 0)
+    one.home.chmod(0o755)
     assert one.call("--no-wait").returncode == 0
-    assert (one.home / "locks").stat().st_mode & 0o777 == 0o700
+    assert locks.stat().st_mode & 0o777 == 0o700
+    # It may be `/var/tmp`, which other users need.
+    assert one.home.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_server_that_cannot_start_says_why_and_keeps_the_password(head):

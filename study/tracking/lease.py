@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -164,9 +164,13 @@ def _acquire(storage: Folder, study: str, waits: Callable[[Driver], None]) -> Dr
             if now not in (other, UNREADABLE):
                 raise _held(storage, study, now)
     own = this_driver()
-    _write(storage, own)
-    # Of two that find no lease at the same time, the last one to write has it.
-    if (now := _read(storage)) and now.token != own.token:
+    # Two that begin at the same time write a part of the same name. The last one to write has the lease, which both see
+    # a moment later.
+    with suppress(FileExistsError, FileNotFoundError):
+        _write(storage, own)
+    time.sleep(min(1.0, RENEW_SECONDS))
+    now = _read(storage) or UNREADABLE
+    if now.token != own.token:
         raise _held(storage, study, now)
     return own
 

@@ -87,12 +87,12 @@ def run_study(spec: StudySpec, results: Path, console: Console | None = None) ->
     with ExitStack() as stack:
         cluster = _joined(stack, spec, console) if joins() else None
         plan = make_plan(spec, room=cluster.room if cluster else None)
+        check = stack.enter_context(stop_signals(raises=True)).check
         is_locked = stack.enter_context(paths.locked())
         if paths.is_shared or not is_locked:
             stack.enter_context(_leased(paths, console))
         recorded = paths.ledger.rows()
         check_owner(plan, paths, recorded)
-        check = stack.enter_context(stop_signals(raises=True)).check
         (paths.folder / SPEC).write_text(spec.to_yaml())
         paths.write_storage()
         return _Run(spec, plan, paths, recorded, cluster, console, check).to_the_end()

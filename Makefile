@@ -65,7 +65,7 @@ test-all: test test-gate
 
 HAS_GPU := $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'
 test-gpu: $(INSTALLED)
-	@if $(HAS_GPU); then $(PYTEST) tests/gpu; else echo "This machine shows torch no GPU: nothing to test."; fi
+	@if $(HAS_GPU); then $(PYTEST) tests/test_gpu_stages.py; else echo "This machine shows torch no GPU: nothing to test."; fi
 
 fuzz: $(INSTALLED)
 	INTERPLAY_FUZZ_SECONDS=3600 $(BIN)/python -m pytest -m extended -s tests/test_fuzz.py
@@ -80,10 +80,10 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED)
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m benchmarks
 
 bench-gpu: $(INSTALLED)
-	@$(BIN)/python -m tests.gpu build/gpu.json --seconds 1500
+	@$(BIN)/python -m benchmarks.gpu build/gpu.json --seconds 1500
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -98,7 +98,7 @@ define install
 endef
 
 $(STUDY): pyproject.toml constraints.txt
-	$(call install)
+	$(call install,[train])
 	@touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt

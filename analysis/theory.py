@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from analysis.errors import InputError
+from core.errors import InputError
 
 Ints = npt.NDArray[np.int64]
 

@@ -13,7 +13,7 @@ Wrong input raises a ValueError, with one paragraph on what is wrong and the fix
 
 - `study.errors.SpecError`: a spec, a change of it or a folder cannot be used, a study has no rows, or an argument does
   not go with the source;
-- `analysis.errors.InputError`: a run table, a column, a fit, a law, a size or a level cannot be used;
+- `core.errors.InputError`: a run table, a column, a fit, a law, a size or a level cannot be used;
 - `trainables.errors.InputError`: the data or a storage cannot be used (SpecError is one as well).
 
 A storage that cannot be reached raises a ConnectionError, and a file that cannot be written another OSError.
@@ -24,8 +24,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.errors import InputError
 from analysis.law.near_optimal import Within
+from core.errors import InputError
 from interplay.errors import explained
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from analysis.runs.table import Count, RunTable
     from analysis.units import UnitOption
     from interplay.answer import Answer, StudyPlan
-    from study.results.answer import Runs
+    from interplay.verbs.answer import Runs
     from study.spec.study import StudySpec
 
 __all__ = ["audit", "fit", "load_spec", "plan", "read", "recommend", "report", "run"]
@@ -93,14 +93,14 @@ def run(spec: "str | Path | StudySpec", *changes: str, results: str | Path = "re
         DataError: as of `plan`.
     """
     from interplay.answer import Answer, reasons
-    from study.commands.output import refuse_file
+    from interplay.terminal import refuse_file
+    from interplay.verbs.answer import fit_and_report, study_runs
     from study.errors import SpecError
-    from study.results.answer import study_runs
     from study.run.runner import run_study
 
     study, folder = _one_study(spec, changes, "run", results), Path(results)
     refuse_file(folder, "--results")
-    summary = run_study(study, folder)
+    summary = run_study(study, folder, conclude=fit_and_report)
     if not summary.finished:
         raise KeyboardInterrupt(
             f"the study {study.name!r} was stopped; its finished cells are kept, and the same call trains the others"
@@ -166,7 +166,7 @@ def fit(
             bytes that are not known.
     """
     from interplay.answer import Answer
-    from study.results.answer import StudyRuns, fit_source
+    from interplay.verbs.answer import StudyRuns, fit_source
 
     runs = _runs(source, changes, results, count, uri, where, columns)
     failed = runs.failed if isinstance(runs, StudyRuns) else {}
@@ -243,7 +243,7 @@ def audit(
         InputError: no model or two of them, both `law` and `fit`, a model that cannot be compared, or a fit without an
             answer at its size.
     """
-    from study.commands.audit import audit_models
+    from interplay.verbs.audit import audit_models
 
     if config is not None and depth is not None and width is not None:
         raise InputError(f"Give one model: the config {config}, or --depth {depth} and --width {width}.")
@@ -254,7 +254,7 @@ def audit(
 
 def _named(fit: "Answer | str | Path | None") -> "Path | NamedFit | None":
     from analysis.fit.recommendation import NamedFit
-    from study.results.fit_files import fit_file
+    from interplay.fit_files import fit_file
 
     if fit is None or isinstance(fit, str | Path):
         return None if fit is None else fit_file(Path(fit), Path("results"))
@@ -264,7 +264,7 @@ def _named(fit: "Answer | str | Path | None") -> "Path | NamedFit | None":
 def _one_study(
     spec: "str | Path | StudySpec", changes: tuple[str, ...], doing: str, results: str | Path = "results"
 ) -> "StudySpec":
-    from study.commands.series import refuse_series
+    from interplay.verbs.series import refuse_series
 
     loaded = load_spec(spec, *changes, results=results)
     refuse_series(loaded, doing)
@@ -297,8 +297,8 @@ def _runs(
     where: Mapping[str, object] | None,
     columns: dict[str, str],
 ) -> "Runs":
-    from study.commands.series import refuse_series
-    from study.results.answer import Reading
+    from interplay.verbs.answer import Reading
+    from interplay.verbs.series import refuse_series
     from study.spec.study import StudySpec
 
     if isinstance(source, StudySpec):

@@ -10,13 +10,13 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.errors import shortened
 from analysis.fit.document import Fit
 from analysis.fit.sentences import answers
 from analysis.law.near_optimal import Within
 from analysis.law.shape import ComputeShape, Shape
-from analysis.numbers import counted, duration, prefixed
 from analysis.runs.table import RunTable
+from core.errors import shortened
+from core.numbers import counted, duration, prefixed
 from interplay.errors import explained
 from study.plan.plan import Plan
 
@@ -130,7 +130,7 @@ class Answer:
             OSError: the folder cannot be written.
         """
         from analysis.report.study_page import write_report
-        from study.commands.output import refuse_file
+        from interplay.terminal import refuse_file
         from study.tracking.study_paths import refuse_results
 
         refuse_file(Path(out), "--out")

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from analysis.errors import InputError as AnalysisError
-from analysis.errors import OptionNeededError
-from trainables.errors import InputError
+from core.errors import InputError, OptionNeededError
+from core.errors import InputError as AnalysisError
 
 NOTE = "An option --name of the command is the argument `name` here; for --column OURS=THEIRS write OURS='THEIRS'."
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainables.errors import InputError, printable
+from core.errors import InputError, printable
 
 
 class SpecError(InputError):

@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import BaseModel
 from typer.core import TyperGroup
 
-from study.command_line import command
+from core.command_line import command
+from core.errors import near_misses, shortened
 from study.errors import SpecError
-from trainables.errors import near_misses, shortened
 
 #: Other words for verbs.
 VERBS = {

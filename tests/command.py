@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-from study import cli
+from interplay import cli
 
 
 class Done(NamedTuple):

@@ -50,7 +50,7 @@ GROUPS = {
         "tests/cluster",
         (
             "cluster",
-            "study/cluster",
+            "interplay/cluster",
             "study/workers",
             "study/run",
             "tests/clouds.py",

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.bench import churn
-from tests.bench.__main__ import main
-from tests.bench.figure import Figure
+from benchmarks import churn
+from benchmarks.__main__ import main
+from benchmarks.figure import Figure
 
 
 @pytest.fixture

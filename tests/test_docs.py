@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.numbers import duration
 from analysis.runs.headings import LETTERS, NAMES
+from core.numbers import duration
 from study.plan.plan import make_plan
 from study.plan.prices import money
 from study.plan.speed import Speed, keep, machine
@@ -47,7 +47,7 @@ PAGES = (
     "docs/theory.md",
     "docs/wide.md",
     "cluster/README.md",
-    "tests/bench/README.md",
+    "benchmarks/README.md",
 )
 #: Commands that cannot be run as they stand, and what runs them instead.
 ELSEWHERE = {
@@ -60,8 +60,8 @@ ELSEWHERE = {
     "make study": "test_quickstart.py, by the same target",
     "make evidence": "nothing: it takes an hour; tests/study/spec/test_presets.py plans its study",
     "make evidence-families": "as above, half an hour",
-    "make test-gpu": "tests/gpu, which `make test` and `make test-gate` run in miniature",
-    "make bench-gpu": "tests/gpu/test_stages.py, in miniature",
+    "make test-gpu": "benchmarks/gpu, which `make test` and `make test-gate` run in miniature",
+    "make bench-gpu": "benchmarks/gpu/test_stages.py, in miniature",
     "make bench": "test_bench.py runs its quick parts; the whole takes ten minutes",
     **dict.fromkeys(
         (
@@ -72,12 +72,12 @@ ELSEWHERE = {
         "tests/coverage, with fewer studies",
     ),
     ".venv/bin/python -m tests.coverage.reader --studies 20": "tests/coverage/test_reader.py, without a fit",
-    ".venv/bin/python -m tests.bench plan": "test_bench.py, with the interpreter it has",
+    ".venv/bin/python -m benchmarks plan": "test_bench.py, with the interpreter it has",
     "torchrun --nproc-per-node 2 -m trainables cell.json --tensor-parallel 2": "test_parallel.py, on another cell",
     "interplay run quickstart 'frontier.flops=[4e9, 1e10, 3e10]' training.batch=4 name=isoflop": "tests/study/run/"
     "test_study.py, a smaller study",
-    "interplay export text L4-d24-s0 --out model": "tests/study/results/test_export.py, another study",
-    "interplay report quickstart": "tests/study/commands/test_series.py, another study",
+    "interplay export text L4-d24-s0 --out model": "tests/interplay/verbs/test_export.py, another study",
+    "interplay report quickstart": "tests/interplay/verbs/test_series.py, another study",
     "interplay ui": "test_ui.py, which also ends it",
     "AWS_DEFAULT_REGION=us-west-2 bash cluster/account.sh": "tests/cluster/test_account.py, against moto",
     "AWS_DEFAULT_REGION=us-west-2 bash cluster/account.sh --delete": "as above",
@@ -171,7 +171,7 @@ SLOW = {
 
 
 #: Recorded on two cores for the studies of `interplay init` on bytes. Other tests measure a speed
-#: (tests/study/run/test_preparation.py, tests/study/commands/test_init.py).
+#: (tests/study/run/test_preparation.py, tests/interplay/verbs/test_init.py).
 SPEED = {
     "step": 1e-4, "layer": 1.3e-3, "work": 1.0, "device": "cpu", "cells": ["L1-d12"], "date": "2026-11-28",
     "busy": False,
@@ -297,9 +297,9 @@ def test_make_targets_run_what_the_pages_say(target):
         "test-all": "-m extended",
         "fuzz": "INTERPLAY_FUZZ_SECONDS=3600",
         "lint": "mypy",
-        "bench": "-m tests.bench",
-        "test-gpu": "pytest --no-loadscope-reorder --durations=10 tests/gpu",
-        "bench-gpu": "-m tests.gpu build/gpu.json",
+        "bench": "-m benchmarks",
+        "test-gpu": "pytest --no-loadscope-reorder --durations=10 tests/test_gpu_stages.py",
+        "bench-gpu": "-m benchmarks.gpu build/gpu.json",
     }
     assert expected[target] in done.stdout
 

@@ -24,11 +24,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from analysis.errors import InputError as AnalysisError
 from analysis.fit.document import fit
 from analysis.runs.table import read_runs
-from study.commands import series
-from study.commands.output import fit_table
+from core.errors import InputError
+from core.errors import InputError as AnalysisError
+from interplay.terminal import fit_table
+from interplay.verbs import series
 from study.plan.plan import make_plan
 from study.plan.table import plan_table
 from study.spec.study import load_spec
@@ -36,7 +37,6 @@ from study.spec.yaml_file import preset_names
 from tests.study.small import SMALL
 from tests.tables import foreign_runs
 from trainables.data.kinds import python_source
-from trainables.errors import InputError
 
 #: Bounds of a case: seconds of processor time, bytes beyond what the process holds, characters of a message.
 SECONDS, MEMORY, CHARACTERS = 10, 1 << 30, 2000

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from study.cli import app
+from interplay.cli import app
 
 ROOT = Path(__file__).parent.parent
 #: A command inside a message; a placeholder is written `{}`. It ends where the sentence or its quotation does.

@@ -17,7 +17,7 @@ NEEDED = ("filelock", "numpy", "nvidia-ml-py", "psutil", "pydantic", "pyyaml", "
 
 def ignored(folder, names):
     patterns = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache")
-    # Only at the top: study/results is a package.
+    # Only at the top: interplay/verbs is a package.
     own = ("results",) if Path(folder) == ROOT else ()
     return shutil.ignore_patterns(*patterns, *own)(folder, names)
 

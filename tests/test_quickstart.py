@@ -29,7 +29,7 @@ def make_study(folder):
 
 def interplay(folder, *arguments):
     return subprocess.run(
-        [sys.executable, "-m", "study", *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "interplay", *arguments], cwd=folder, capture_output=True, text=True, check=False,
         env={**os.environ, "HOME": str(folder)},
     )  # fmt: skip
 

@@ -17,9 +17,10 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
+from core.errors import InputError
 from trainables.cell import Cell
 from trainables.diagnostics import DIAGNOSTICS
-from trainables.errors import InputError, InterruptedTrainingError
+from trainables.errors import InterruptedTrainingError
 from trainables.layout import Layout, default_zero
 from trainables.model.family import family
 from trainables.progress import Progress

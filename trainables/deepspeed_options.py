@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainables.errors import InputError
+from core.errors import InputError
 
 #: The one section that is passed on.
 ZERO = "zero_optimization"

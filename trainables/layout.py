@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from core.errors import InputError
 from trainables.cell import Frozen, Recipe, Shape
-from trainables.errors import InputError
 
 ZeroStage = Literal[0, 1, 2, 3]
 

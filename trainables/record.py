@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
+from core.errors import InputError
 from trainables.cell import Cell, Frozen
-from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.storage.storage import plain_name
 

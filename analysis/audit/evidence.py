@@ -15,7 +15,7 @@ from pathlib import Path
 from analysis.law.near_optimal import Within, nats_of, near_optimal
 from analysis.law.published import PUBLISHED, AdditiveLaw, PublishedLaw, published_shape
 from analysis.law.shape import REACH, NearOptimal, Shape
-from analysis.numbers import human
+from core.numbers import human
 
 #: A size that is larger or smaller by less than this factor counts as one of the data.
 SIZE_TOLERANCE = 1.1

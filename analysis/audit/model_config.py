@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.audit.layer_kinds import doubts, refusal
-from analysis.errors import InputError
+from core.errors import InputError
 
 #: Key names, the most common first.
 DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from analysis.audit.evidence import Evidence, published_evidence
-from analysis.errors import InputError
 from analysis.fit.recommendation import NamedFit, losses_by, named_fit, shapes_by
 from analysis.intervals import width_of
 from analysis.law.near_optimal import Within, nats_of, near_optimal
@@ -31,7 +30,8 @@ from analysis.law.shape import (
     flops_hint,
     in_unit,
 )
-from analysis.numbers import human, parse_number, short
+from core.errors import InputError
+from core.numbers import human, parse_number, short
 
 ONE_SOURCE = (
     "Give one source: --fit results/NAME/fit.json for a study's own law, or --law levine2020 for a published one (not "

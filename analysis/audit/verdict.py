@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal
 
 from analysis.audit.evidence import Evidence
 from analysis.audit.model_config import ModelConfig
-from analysis.errors import InputError
-from analysis.files import to_json
 from analysis.intervals import Interval
 from analysis.law.near_optimal import Within
 from analysis.law.shape import NearOptimal, Shape, Transition
+from core.errors import InputError
+from core.files import to_json
 
 #: Of one law, and of all of them together.
 Verdict = Literal[

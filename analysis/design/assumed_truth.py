@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.design.simulated_study import Shape, Truth
-from analysis.errors import InputError
 from analysis.intervals import between
 from analysis.law.threshold_law import LEVINE2020
+from core.errors import InputError
 
 if TYPE_CHECKING:
     from analysis.fit.document import Fit

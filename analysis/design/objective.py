@@ -11,7 +11,6 @@ from typing import Literal
 
 import pandas as pd
 
-from analysis.errors import InputError
 from analysis.fit.study import Estimates, study_of
 from analysis.intervals import Interval
 from analysis.law.crossings import Crossing, Crossings
@@ -19,6 +18,7 @@ from analysis.law.shape import Shape
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
+from core.errors import InputError
 
 #: Successive estimates that must be narrow enough to end a search.
 CHECKS = 2

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.noise import Floats
-from analysis.errors import InputError
 from analysis.intervals import between
 from analysis.law.threshold_law import solve_depth
+from core.errors import InputError
 
 #: (depth, width, budget).
 Shape = tuple[int, int, float]

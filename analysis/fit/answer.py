@@ -9,7 +9,8 @@ from analysis.fit.compute import ComputeAnswer
 from analysis.intervals import Interval
 from analysis.law.reading import AtSize, Range, Reading
 from analysis.law.shape import MOST_SHAPES, ComputeShape, buildable_width, near_words
-from analysis.numbers import (
+from analysis.runs.tokens import TokenRule
+from core.numbers import (
     counted,
     digits,
     human,
@@ -21,7 +22,6 @@ from analysis.numbers import (
     scientific,
     span,
 )
-from analysis.runs.tokens import TokenRule
 
 #: Depths between which the runs do not decide; with more of them at all sizes there is no answer.
 MOST_DEPTHS = 3

@@ -9,11 +9,11 @@ from analysis.intervals import width_of
 from analysis.law.crossings import NEAR_END, Crossing
 from analysis.law.reading import AtSize, Reading, read_curves
 from analysis.law.shape import ComputeShape, DepthAtCompute, buildable_width
-from analysis.numbers import counted, digits, human, layers, listed, listed_layers, scientific
 from analysis.runs.columns import planned_compute
 from analysis.runs.isoflop import BestSize, compute_minima
 from analysis.runs.tokens import Rule
 from analysis.units import LOSS
+from core.numbers import counted, digits, human, layers, listed, listed_layers, scientific
 
 #: Rules of tokens under which a table may have several budgets of compute.
 RULES: tuple[Rule, ...] = ("groups", "equal_compute", "compute", "unequal")

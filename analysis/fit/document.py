@@ -7,8 +7,6 @@ from typing import Annotated, Any
 from pydantic import PlainValidator
 
 from analysis.curves.unusual_runs import UnusualRun
-from analysis.errors import InputError
-from analysis.files import from_json, to_json
 from analysis.fit.answer import NextDepth, compute_sentences, next_depth, short_answer
 from analysis.fit.compute import ComputeAnswer, NextSizes, compute_answer, next_sizes
 from analysis.fit.rate_check import RateCheck
@@ -26,6 +24,8 @@ from analysis.runs.table import RunTable, why_not
 from analysis.runs.tokens import TokenRule
 from analysis.threads import single_threaded
 from analysis.units import UNITS, LossUnit, UnitName, UnitOption, losses_at, times
+from core.errors import InputError
+from core.files import from_json, to_json
 
 _NAME = "fit file (`interplay fit RUNS --json` writes one)"
 #: Defaults of an alternative whose file has only the form.

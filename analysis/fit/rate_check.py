@@ -26,10 +26,10 @@ from analysis.curves.noise import Floats
 from analysis.fit.crossing_shift import CrossingShift, interpolation, shift_by
 from analysis.intervals import hull
 from analysis.law.crossings import Crossing, Crossings, Gap
-from analysis.numbers import counted, duration, listed
 from analysis.runs.comparison import Comparison
 from analysis.runs.learning_rates import bracketed_minimum
 from analysis.runs.table import RunTable, why_not
+from core.numbers import counted, duration, listed
 
 #: Value of the column `purpose` of a sensitivity run; empty in the main study.
 SENSITIVITY = "sensitivity"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.errors import InputError
 from analysis.law.near_optimal import Within, nats_of
 from analysis.law.shape import NearOptimal, Shape
-from analysis.numbers import digits, human, layers, listed
+from core.errors import InputError
+from core.numbers import digits, human, layers, listed
 
 if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.

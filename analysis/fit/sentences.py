@@ -18,9 +18,9 @@ from analysis.law.near_optimal import WITHIN
 from analysis.law.prediction import LAWS_WORDS
 from analysis.law.shape import REACH
 from analysis.law.threshold import TWO_POINTS
-from analysis.numbers import counted, digits, ends, human, human_range, layers, listed, listed_layers, percent
 from analysis.runs.isoflop import LEAST_BUDGETS, LEAST_DEPTHS, LEAST_SIZES
 from analysis.units import LossUnit, bits_per_byte
+from core.numbers import counted, digits, ends, human, human_range, layers, listed, listed_layers, percent
 
 #: Share of used rows from which on the first line does not count the others.
 MOSTLY = 0.8

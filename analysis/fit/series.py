@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.errors import InputError
 from analysis.fit.crossing_shift import CrossingShift, shift_between
 from analysis.fit.document import Fit
 from analysis.fit.measures import (
@@ -28,10 +27,11 @@ from analysis.fit.measures import (
 from analysis.fit.rate_check import split_sensitivity_runs
 from analysis.law.crossings import Crossing
 from analysis.law.reading import AtSize
-from analysis.numbers import digits, factors, percent
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
 from analysis.units import LossUnit, UnitName, times
+from core.errors import InputError
+from core.numbers import digits, factors, percent
 
 #: Measures shown by default, in this order.
 MEASURES = ("accuracy", "loss")

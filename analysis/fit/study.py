@@ -12,7 +12,6 @@ import pandas as pd
 
 from analysis.curves.curves import Curves, build_curves
 from analysis.curves.unusual_runs import UnusualRun, unusual_runs
-from analysis.errors import InputError
 from analysis.fit.rate_check import RateCheck, check_rates, split_sensitivity_runs, widened
 from analysis.law.crossing_laws import with_crossing_laws
 from analysis.law.crossings import Crossing, Crossings, find_crossings
@@ -26,6 +25,7 @@ from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.comparison import Comparison, compare
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
+from core.errors import InputError
 
 NOT_COMPARABLE = "the depths have different training tokens at similar N"
 #: (depth, N, runs) of shapes whose runs all diverged.

@@ -35,8 +35,8 @@ from scipy.stats import t as student
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.intervals import Interval, between, params_interval, params_of, width_of
-from analysis.numbers import counted
 from analysis.units import LOSS
+from core.numbers import counted
 
 Status = Literal["bracketed", "left_censored", "right_censored", "ambiguous", "insufficient"]
 

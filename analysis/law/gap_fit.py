@@ -31,7 +31,7 @@ from analysis.law.decision import (
     valley,
 )
 from analysis.law.threshold_law import REJECTED
-from analysis.numbers import counted
+from core.numbers import counted
 
 #: Draws of all laws together.
 DRAWS = 480

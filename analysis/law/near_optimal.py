@@ -8,9 +8,9 @@ uses `math` only, so that an answer from a published law loads no numerical libr
 import math
 from typing import TYPE_CHECKING
 
-from analysis.errors import InputError
 from analysis.law.shape import NearOptimal
 from analysis.units import NATS, LossUnit
+from core.errors import InputError
 
 if TYPE_CHECKING:
     from analysis.law.published import AdditiveLaw

@@ -12,8 +12,8 @@ from analysis.law.crossings import Crossing
 from analysis.law.decision import Decision, GapLaws
 from analysis.law.near_optimal import WITHIN
 from analysis.law.shape import REACH, NearOptimal, Shape, check_size
-from analysis.numbers import digits, human, layers
 from analysis.units import NATS, LossUnit
+from core.numbers import digits, human, layers
 
 #: The source of a loss, in words.
 LAWS_WORDS = "the laws that these losses do not reject"

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
 from analysis.law.shape import REACH, ComputeShape, Shape, Transition, check_size, outside
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw, solve_depth
-from analysis.numbers import human
+from core.errors import InputError
+from core.numbers import human
 
 Row = tuple[float, float, float, float]
 #: Training FLOPs per parameter and token.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
-from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
-from analysis.numbers import digits, human, layers, listed, scientific, short, span
 from analysis.units import LOSS, LossUnit, UnitName, times
+from core.errors import InputError
+from core.numbers import digits, human, layers, listed, scientific, short, span
 
 if TYPE_CHECKING:
     from analysis.law.reading import AtSize

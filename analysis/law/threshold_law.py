@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from analysis.errors import InputError
 from analysis.intervals import Interval, Region, range_over
 from analysis.law.shape import Shape, Transition, check_size, outside
+from core.errors import InputError
 
 Form = Literal["log-linear", "power", "root"]
 Status = Literal["ok", "open", "not_converged", "insufficient"]

@@ -13,9 +13,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from analysis.files import write_bytes, write_text
 from analysis.report.figures.figure import Figure, inline_svg
 from analysis.tables import Column, Table
+from core.files import write_bytes, write_text
 
 #: Sentences of the answer on the first screen; the others are folded below it.
 MOST_ANSWERS = 4

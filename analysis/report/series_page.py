@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.files import write_json
 from analysis.fit.measures import TARGETS, MeasureData, label
 from analysis.fit.sentences import grouped, needed_sentence
 from analysis.fit.series import (
@@ -19,7 +18,6 @@ from analysis.fit.series import (
     shifts_by_value,
     unit_of,
 )
-from analysis.numbers import counted, digits, human, human_range, layers, percent
 from analysis.report.figures import palette
 from analysis.report.figures.by_value import crossings_figure, measure_figure
 from analysis.report.html import Page, Section, provenance, write_page
@@ -31,6 +29,8 @@ from analysis.report.tables import (
     needed_table,
     shifts_by_value_table,
 )
+from core.files import write_json
+from core.numbers import counted, digits, human, human_range, layers, percent
 
 #: Maximum number of pairs of depths with a sentence.
 MOST_PAIRS = 3

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis.design.objective import estimate_from
-from analysis.files import write_json
 from analysis.fit.document import Fit
 from analysis.fit.sentences import (
     count_phrase,
@@ -16,7 +15,6 @@ from analysis.fit.sentences import (
     next_steps,
     noise_sentence,
 )
-from analysis.numbers import counted, scientific
 from analysis.report.figures import best_depth, diagnostics, excess, gaps, loss, palette, transition
 from analysis.report.figures.by_value import measure_figure
 from analysis.report.figures.figure import Context, Figure, study_of_fit
@@ -35,6 +33,8 @@ from analysis.report.tables import (
     unusual_table,
 )
 from analysis.runs.table import RunTable
+from core.files import write_json
+from core.numbers import counted, scientific
 
 #: Names of all figures; those of an earlier page that are not drawn any more are removed.
 NAMES = (

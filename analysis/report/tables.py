@@ -15,7 +15,10 @@ from analysis.law.near_optimal import WITHIN
 from analysis.law.reading import AtSize
 from analysis.law.shape import ComputeShape, buildable_width
 from analysis.law.threshold_law import ThresholdLaw
-from analysis.numbers import (
+from analysis.runs.table import RunTable
+from analysis.tables import Column, Columns, Table, table_of
+from analysis.units import NATS, UnitName, times
+from core.numbers import (
     counted,
     digits,
     duration,
@@ -27,9 +30,6 @@ from analysis.numbers import (
     short,
     span,
 )
-from analysis.runs.table import RunTable
-from analysis.tables import Column, Columns, Table, table_of
-from analysis.units import NATS, UnitName, times
 
 #: Pairs with too few sizes in common that are listed.
 MOST_MISSING = 4

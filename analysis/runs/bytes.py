@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pandas as pd
 
-from analysis.errors import InputError
-from analysis.numbers import digits, first_few
 from analysis.runs.columns import BITS_PER_BYTE, BYTES_PER_TOKEN, numeric
+from core.errors import InputError
+from core.numbers import digits, first_few
 
 #: Relative difference of bytes per token that the rounding of losses explains.
 ROUNDING = 0.002

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from analysis.errors import InputError, OptionNeededError, did_you_mean, near_misses, shortened
 from analysis.runs.headings import NAMES, column_of, last_part, loss_heading, names_in, words_of
+from core.errors import InputError, OptionNeededError, did_you_mean, near_misses, shortened
 
 #: The columns of every run table, in this order. N = `params` = 12·L·d² is the paper's count of
 #: non-embedding parameters; `total_params` counts everything; `loss` is in nats per token.
@@ -80,8 +80,8 @@ def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.D
     for ours, theirs in columns.items():
         if ours not in _NAMES:
             raise InputError(
-                f"{shortened(ours)!r} is not a column of a run table; those are {', '.join(_NAMES)}."
-                f"{did_you_mean(ours, _NAMES)}"
+                f"{shortened(ours)!r} is not a column of a run table; those are {', '.join(_NAMES)}"
+                f"{did_you_mean(ours, _NAMES) or '.'}"
             )
         if theirs not in frame.columns:
             there = ours in frame.columns

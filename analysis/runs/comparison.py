@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.errors import InputError
-from analysis.numbers import counted, first_few
 from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, TOKEN_GROUP
 from analysis.runs.learning_rates import RateChoice, choose_rates
 from analysis.runs.settings import Chosen, choose, last_steps, refuse_other_data, refuse_other_models
 from analysis.runs.table import RunTable, whole
 from analysis.runs.tokens import TokenRule, choose_tokens
+from core.errors import InputError
+from core.numbers import counted, first_few
 
 #: Relative difference of the table's count from 12·L·d² above which there is a warning.
 COUNT_DIFFERS = 0.05

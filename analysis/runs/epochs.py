@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis.numbers import counted, digits
+from core.numbers import counted, digits
 
 if TYPE_CHECKING:
     # A plan uses the warning only, without loading a numerical library.

@@ -17,10 +17,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.errors import InputError, shortened
-from analysis.numbers import counted, listed
 from analysis.runs.columns import OPTIONAL_TEXT, TEXT
 from analysis.runs.headings import best_loss, column_of, loss_heading
+from core.errors import InputError, shortened
+from core.numbers import counted, listed
 
 #: Endings of the tables that `read_file` reads, in lower case; text may also be compressed.
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq")

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.errors import InputError, shortened
-from analysis.numbers import parse_number
+from core.errors import InputError, shortened
+from core.numbers import parse_number
 
 Unit = Literal["nats", "perplexity", "bits"]
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.numbers import counted, scientific
 from analysis.runs.columns import FLOPS, TOKEN_GROUP, numeric, planned_compute
 from analysis.runs.learning_rates import choose_rates
+from core.numbers import counted, scientific
 
 #: Factors of 6·N·tokens between which the column of FLOPs has the training FLOPs of a run.
 LEAST_FLOPS, MOST_FLOPS = 0.3, 30.0

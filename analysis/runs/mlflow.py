@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.errors import InputError, near_misses
 from analysis.runs.columns import BITS_PER_BYTE, COLUMNS, EPOCHS, OPTIONAL_NUMBERS, TEXT
+from core.errors import InputError, near_misses
 
 #: Prefix of metrics measured in addition to the loss; the rest of the name is the column.
 MEASURE = "measure."
@@ -74,9 +74,9 @@ def _runs(experiment: str, tracking_uri: str | None) -> Iterator[Any]:
     if found is None:
         names = [item.name for item in client.search_experiments(max_results=1000)]
         near = near_misses(experiment, names)
-        hint = f" Did you mean mlflow:{near[0]}?" if near else ""
+        hint = f"; did you mean mlflow:{near[0]}?" if near else "."
         raise InputError(
-            f"MLflow has no experiment {experiment!r}; it has {', '.join(names) or 'none'}.{hint}"
+            f"MLflow has no experiment {experiment!r}; it has {', '.join(names) or 'none'}{hint}"
         )
     return all_runs(client, found.experiment_id)
 

@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.errors import InputError, OptionNeededError, did_you_mean, shortened
-from analysis.numbers import counted, first_few, listed
 from analysis.runs.columns import (
     BITS_PER_BYTE,
     BYTES_PER_TOKEN,
@@ -25,6 +23,8 @@ from analysis.runs.columns import (
     numeric,
 )
 from analysis.runs.headings import last_part, loss_heading, names_in, words_of
+from core.errors import InputError, OptionNeededError, did_you_mean, shortened
+from core.numbers import counted, first_few, listed
 
 #: Columns that identify a run beside its settings.
 RUN = ("depth", "params", "seed", "lr")
@@ -300,8 +300,8 @@ def rows_where(frame: pd.DataFrame, conditions: Mapping[str, str], source: str) 
     keep = np.ones(len(frame), dtype=bool)
     for name, value in conditions.items():
         if name not in frame.columns:
-            hint = did_you_mean(name, map(str, frame.columns))
-            raise InputError(f"{source} has no column {shortened(name)!r}, which --where names.{hint}")
+            hint = did_you_mean(name, map(str, frame.columns)) or "."
+            raise InputError(f"{source} has no column {shortened(name)!r}, which --where names{hint}")
         values = _values(frame[name])
         keep &= (values == _values(pd.Series([value], dtype=object)).iloc[0]).to_numpy()
         if not keep.any():

@@ -13,9 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.errors import InputError, OptionNeededError, shortened
-from analysis.files import write_text
-from analysis.numbers import counted, first_few, parse_number
 from analysis.runs.columns import (
     BITS_PER_BYTE,
     BYTES_PER_TOKEN,
@@ -34,6 +31,9 @@ from analysis.runs.columns import (
 from analysis.runs.files import EMPTY, read_file
 from analysis.runs.headings import Headings, Unit, names_in, read_headings, scale_of, unit_of, words_of
 from analysis.runs.settings import rows_where, unread_columns
+from core.errors import InputError, OptionNeededError, shortened
+from core.files import write_text
+from core.numbers import counted, first_few, parse_number
 
 #: How N is counted: 12·L·d², the paper's count of non-embedding parameters, or the table's own column.
 Count = Literal["nonembedding", "table"]
@@ -361,7 +361,7 @@ def _notes(typed: pd.DataFrame, unread: Mapping[str, pd.Series], unit: Unit, hea
 def read_numbers(column: pd.Series, *, thousands: bool = True) -> tuple[npt.NDArray[np.float64], pd.Series]:
     """Return the values as floats, NaN for those that are no numbers; and the texts among them that are not empty.
 
-    Text is read as `analysis.numbers.parse_number` does. A comma is a decimal point unless all values of the column
+    Text is read as `core.numbers.parse_number` does. A comma is a decimal point unless all values of the column
     that have one may have it between thousands, and `thousands` is true.
     """
     numbers = _numbers(column)

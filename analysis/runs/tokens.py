@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.errors import InputError
-from analysis.numbers import first_few, human, scientific
 from analysis.runs.columns import TABLE_PARAMS, TOKEN_GROUP, planned_compute
+from core.errors import InputError
+from core.numbers import first_few, human, scientific
 
 Floats = npt.NDArray[np.float64]
 Rule = Literal[

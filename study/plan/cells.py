@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from analysis.numbers import digits, scientific, short
+from core.numbers import digits, scientific, short
 from study.errors import SpecError
 from study.plan.cost import Cost
 from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner, divisors, gigabytes

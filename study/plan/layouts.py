@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from core.errors import InputError
 from study.errors import SpecError
 from study.plan.cost import Cost
 from study.spec.devices import DEVICES, Device, usable_memory
 from study.spec.resources import MinWidth, ResourcesSection
 from trainables.cell import Recipe, Shape
-from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
 from trainables.model.attention_kernel import FLASH_WIDTH, attention_kernel
 from trainables.model.counts import ONE_PASS_LOGITS

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.numbers import counted, scientific
 from analysis.runs.epochs import repeat_warning
+from core.errors import InputError, shortened, some
+from core.numbers import counted, scientific
 from study.errors import SpecError
 from study.plan.cells import PlannedCell, Planner, describe_network, make_planner
 from study.plan.layouts import ClusterCapacity, gigabytes
@@ -25,7 +26,6 @@ from trainables.cell import Precision, Shape
 from trainables.data.kind import digest
 from trainables.deepspeed_options import check_options
 from trainables.diagnostics import check_diagnostics
-from trainables.errors import InputError, shortened, some
 from trainables.layout import Layout
 from trainables.model.family import family
 

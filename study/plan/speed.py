@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.files import write_text
+from core.files import write_text
 from study.plan.cost import Cost
 from study.spec.devices import Device, cores, local_device
 from trainables.cell import Recipe

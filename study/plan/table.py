@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from analysis.numbers import duration, listed, prefixed, scientific, short
+from core.numbers import duration, listed, prefixed, scientific, short
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from study.plan.prices import money

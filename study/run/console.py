@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from analysis.numbers import duration, scientific
 from analysis.units import bits_per_byte
+from core.numbers import duration, scientific
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan, wall_seconds
 from trainables.progress import Progress, Result

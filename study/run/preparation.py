@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from analysis.numbers import duration
+from core.numbers import duration
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan

@@ -1,4 +1,4 @@
-"""`interplay run`: train the missing cells of a study, then fit and report."""
+"""Train the missing cells of a study, then let the caller fit and report."""
 
 import functools
 import threading
@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.fit.document import Fit
-from analysis.numbers import duration
 from analysis.runs.epochs import repeat_warning
+from analysis.runs.table import RunTable
+from core.errors import InputError
+from core.numbers import duration
 from study.errors import SpecError
 from study.plan import Plan, make_plan
 from study.plan.cells import with_trials_per_gpu
 from study.plan.prices import money
-from study.results.answer import answer
 from study.revision import revision
 from study.run.console import Viewer
 from study.run.interrupts import request_stop, stop_signals
@@ -41,13 +42,15 @@ from study.tracking.ledger import (
     with_recorded,
 )
 from study.tracking.study_paths import StudyPaths, check_owner, study_paths
-from study.tracking.tables import curve_table, layer_table, run_table, study_of_rows
+from study.tracking.tables import run_table, study_of_rows
 from study.tracking.targets import make_mirror, progress
 from study.workers import machines
 from study.workers.launch_failures import report_launch_failures
 from study.workers.ray_session import joined_cluster, joins, private_ray
-from trainables.errors import InputError
 from trainables.storage.storage import copy_into, discard, open_storage, reason, shown, under
+
+#: Fits a finished study from its rows and writes its report: plan, rows, paths, run table and why the search ended.
+Conclude = Callable[[Plan, Mapping[str, Row], StudyPaths, RunTable, str], tuple[Fit, Path]]
 
 #: How long the machines that a cluster always has may take to join it.
 JOIN_SECONDS = 180.0
@@ -70,8 +73,13 @@ class Summary:
     """What the user can do with the trackers of `tracking.also`, and the command for it."""
 
 
-def run_study(spec: StudySpec, results: Path, console: Console | None = None) -> Summary:
-    """Run the missing cells of a study, then fit and write the report; without a console nothing is shown.
+def run_study(
+    spec: StudySpec, results: Path, console: Console | None = None, conclude: Conclude | None = None
+) -> Summary:
+    """Run the missing cells of a study; without a console nothing is shown.
+
+    `conclude` fits a finished study that has losses and writes its report, before the results are copied to a shared
+    storage and the lock of the study is released.
 
     Ctrl-C or SIGTERM at any stage ends it cleanly: finished cells are on record, and `Summary.finished` is False.
 
@@ -95,7 +103,7 @@ def run_study(spec: StudySpec, results: Path, console: Console | None = None) ->
         check_owner(plan, paths, recorded)
         (paths.folder / SPEC).write_text(spec.to_yaml())
         paths.write_storage()
-        return _Run(spec, plan, paths, recorded, cluster, console, check).to_the_end()
+        return _Run(spec, plan, paths, recorded, cluster, console, check).to_the_end(conclude)
 
 
 class _Run:
@@ -140,7 +148,7 @@ class _Run:
     def _warn(self, text: str) -> None:
         self.console.print(Text(text, style="yellow"))
 
-    def to_the_end(self) -> Summary:
+    def to_the_end(self, conclude: Conclude | None) -> Summary:
         """Train what is missing, then fit and report; record how it ended whatever happens."""
         paths, recorder = self.paths, self.recorder
         finished, status, copy = False, "FAILED", None
@@ -150,7 +158,7 @@ class _Run:
             self.check_interrupt()
             finished = self._train()
             self.mirror.close()
-            fit, report = self._answer(finished)
+            fit, report = self._answer(finished, conclude)
             status = "FINISHED" if finished else "KILLED"
         except KeyboardInterrupt:
             finished, status = False, "KILLED"
@@ -178,7 +186,7 @@ class _Run:
             self.recorder.add_sensitivity_cells,
         )
 
-    def _answer(self, finished: bool) -> tuple[Fit | None, Path | None]:
+    def _answer(self, finished: bool, conclude: Conclude | None) -> tuple[Fit | None, Path | None]:
         """Write the run table; of a finished study with losses also the fit and the report."""
         rows, paths = self.rows, self.paths
         ending = self.search.ending.words if self.search.ending else ""
@@ -189,10 +197,9 @@ class _Run:
         table = run_table(self.plan, rows)
         table.write_csv(paths.runs)
         fit, report = None, None
-        if finished and any(row.loss is not None for row in rows.values()):
-            curves, layers = curve_table(rows), layer_table(self.plan, rows)
+        if conclude and finished and any(row.loss is not None for row in rows.values()):
             with self.console.status("fitting"):
-                fit, report = answer(self.spec, self.plan, table, paths, curves, ending, layers)
+                fit, report = conclude(self.plan, rows, paths, table, ending)
         if finished:
             self.console.print(_tally(self.recorder, self.plan.slots))
         return fit, report

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from core.errors import InputError
 from study.spec.devices import USABLE_MEMORY
 from study.workers.causes import LossCause, Place, as_text, loss_cause, message, own_place
 from study.workers.environment import added_variables
@@ -20,7 +21,7 @@ from study.workers.ray_session import stop_requested
 from study.workers.spot_notice import spot_notices
 from trainables.cell import Cell, Recipe
 from trainables.diagnostics import Diagnostic
-from trainables.errors import InputError, InterruptedTrainingError
+from trainables.errors import InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.model.counts import memory
 from trainables.progress import Progress, Result

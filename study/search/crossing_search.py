@@ -14,7 +14,7 @@ import pandas as pd
 from analysis.design.next_cells import Choice, Option, propose
 from analysis.design.objective import CHECKS, Estimate, Objective, estimate, reached
 from analysis.design.power import AHEAD
-from analysis.numbers import prefixed
+from core.numbers import prefixed
 from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan
 from study.search.source import Keys, Known, Search, SearchEnd, SearchState

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from analysis.numbers import listed, scientific
+from core.errors import some
+from core.numbers import listed, scientific
 from study.spec.section import Budget, Compute, Depth, Distinct, Section, Width
 from trainables.cell import Shape
-from trainables.errors import some
 
 #: Neighbouring budgets that a search may add are at most this factor apart, about a quarter in width.
 SPACING = 1.5

@@ -9,9 +9,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from core.errors import did_you_mean, near_misses, shortened
 from study.spec.search import SECTIONS
 from trainables.data.kind import KINDS, DataKind, TextData
-from trainables.errors import did_you_mean, near_misses, shortened
 
 #: How many mistakes are listed at once.
 MOST_MISTAKES = 5

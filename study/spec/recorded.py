@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from study.command_line import relative
+from core.command_line import relative
+from core.errors import shortened
 from study.errors import SpecError
 from study.spec.study import StudySpec, load_spec
 from study.spec.yaml_file import SERIES, SPEC, find
-from trainables.errors import shortened
 
 #: Keys that change neither the cells of a study nor which of them are trained.
 NOT_COMPARED = ("name", "description", "claim", "diagnostics", "resources", "tracking")

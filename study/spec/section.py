@@ -15,9 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from analysis.numbers import parse_number
+from core.errors import shortened, some
+from core.numbers import parse_number
 from study.errors import SpecError
-from trainables.errors import shortened, some
 
 Item = TypeVar("Item")
 

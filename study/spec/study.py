@@ -11,7 +11,8 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from study.command_line import command
+from core.command_line import command
+from core.errors import shortened, some
 from study.errors import SpecError
 from study.spec import yaml_file
 from study.spec.devices import DEVICES
@@ -40,7 +41,6 @@ from study.spec.training import (
 from trainables.cell import Precision, Recipe
 from trainables.data import DataSpec
 from trainables.diagnostics import Diagnostic
-from trainables.errors import shortened, some
 from trainables.model.family import family, family_names
 
 #: Names in a results folder that are not studies.

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from analysis.numbers import listed
+from core.errors import shortened, some
+from core.numbers import listed
 from study.errors import SpecError
 from study.spec.section import Depth, Distinct, Section, Seed, Size, Width
 from trainables.cell import Base, Precision, Recipe, RecipeFields, Shape
-from trainables.errors import shortened, some
 
 
 class FixedRate(Section):

@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
+from core.errors import did_you_mean, shortened
 from study.errors import SpecError
 from study.spec.messages import show
 from study.spec.search import SECTIONS, search_tag
 from study.spec.training import LENGTHS
 from trainables.data.kind import KINDS, TOKENIZERS, TextData
-from trainables.errors import did_you_mean, shortened
 
 PRESETS = Path(__file__).parent.parent / "presets"
 #: Keys of the data that are paths; a tokenizer may also be one of `TOKENIZERS`.

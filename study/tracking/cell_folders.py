@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from analysis.files import write_text
+from core.files import write_text
 from study.tracking.ledger import CurveUpdate, Row
 from study.tracking.mirror import curve_parts, step_times
 

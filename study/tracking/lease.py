@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from core.errors import printable, shortened
 from study.errors import SpecError
 from study.tracking.study_paths import runs
-from trainables.errors import printable, shortened
 from trainables.storage.storage import Folder, unusable
 
 _LOG = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from analysis.files import write_text
+from core.errors import printable
+from core.files import write_text
 from study.plan import Outcome, Plan, PlannedCell
-from trainables.errors import printable
 from trainables.progress import Evaluation, Point
 from trainables.storage.storage import Folder, open_storage, patiently, shown, unusable
 

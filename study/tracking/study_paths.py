@@ -127,8 +127,8 @@ class StudyPaths:
     @property
     def fit(self) -> "Fit | None":
         """The fit of the last run that finished; None without it, or if another version has written it."""
-        from analysis.errors import InputError
         from analysis.fit.document import Fit
+        from core.errors import InputError
 
         try:
             return Fit.from_json(json.loads((self.folder / "fit.json").read_text()))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.command_line import relative
+from core.command_line import relative
 from study.tracking.cell_folders import CellFolders
 from study.tracking.ledger import CurveUpdate, Row
 from study.tracking.mirror import final_metrics, last_step

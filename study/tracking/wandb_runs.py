@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from study.command_line import relative
+from core.command_line import relative
 from study.errors import SpecError
 from study.spec.resources import WandbSection
 from study.tracking.cell_folders import CellFolders

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
+from core.errors import InputError
 from study.workers.causes import GangError, Place, as_text, describe, loss_cause, message, own_place
 from study.workers.environment import ALLOCATOR, COMPILE_CACHE
 from study.workers.ray_session import stop_requested
 from study.workers.spot_notice import spot_notices
 from trainables.cell import Cell
-from trainables.errors import InputError, InterruptedTrainingError
+from trainables.errors import InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
 

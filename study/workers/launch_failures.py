@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.numbers import duration
+from core.numbers import duration
 from study.spec.resources import ResourcesSection
 from study.workers.machines import AutoscalerLimits, read_autoscaler_limits
 

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from core.errors import shortened
 from study.errors import SpecError
 from study.workers.machines import Slots
-from trainables.errors import shortened
 
 #: Read by Ray when it is imported or started: no telemetry, no log files of trials, no output. Tune's experiment
 #: snapshot is not used (a study is resumed from its rows), so it is written as rarely as possible.

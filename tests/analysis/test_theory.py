@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from analysis import theory
-from analysis.errors import InputError
 from analysis.theory import (
     EXAMPLE,
     FIRST_GRID,
@@ -21,6 +20,7 @@ from analysis.theory import (
     random_weights,
     separation_rank,
 )
+from core.errors import InputError
 
 DEPTHS = [*range(1, 13), 24, 96, 10**4]
 WIDTHS = [1, 2, 3, 4, 9, 10, 26, 27, 28, 729, 768, 1000, 12288, 59049, 10**6, 3**40, 3**40 + 1, 10**60]

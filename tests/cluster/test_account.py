@@ -192,7 +192,7 @@ def test_what_runs_is_listed_and_the_bucket_emptied(account, client, laptop):
     # moto denies the bucket's files by its policy, whose condition it does not read.
     client("s3").delete_bucket_policy(Bucket=account["bucket"])
     client("s3").put_object(
-        Bucket=account["bucket"], Key="interplay/study/results/report.html", Body=b"shown"
+        Bucket=account["bucket"], Key="interplay/interplay/verbs/report.html", Body=b"shown"
     )
     laptop(emptied.replace("BUCKET", account["bucket"]), **elsewhere)
     assert "Contents" not in client("s3").list_objects_v2(Bucket=account["bucket"])

@@ -111,7 +111,7 @@ def alone(tmp_path_factory):
         (folder / f"{name}.yaml").write_text(text)
     # One after the other: two starts of Ray at once exceed Ray's own time limit.
     script = " && ".join(
-        f"{sys.executable} -m study run {name}.yaml resources.pool=any resources.slots=2 "
+        f"{sys.executable} -m interplay run {name}.yaml resources.pool=any resources.slots=2 "
         "resources.cpus_per_trial=1"
         for name in ("gang", "lost")
     )

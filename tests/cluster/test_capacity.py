@@ -9,8 +9,8 @@ from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
 from ray.autoscaler._private.util import prepare_config
 from rich.console import Console
 
-from study.cluster.cluster_file import read
-from study.cluster.prices import capacity_of, price_study
+from interplay.cluster.cluster_file import read
+from interplay.cluster.prices import capacity_of, price_study
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.run import runner

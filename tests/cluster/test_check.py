@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from study import cli
-from study.cluster.check import check
-from study.cluster.prices import PROCESS_SHARE, detected_resources
+from interplay import cli
+from interplay.cluster.check import check
+from interplay.cluster.prices import PROCESS_SHARE, detected_resources
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.plan.prices import gpu_price, money, prices
@@ -789,7 +789,7 @@ def test_the_share_of_memory_for_processes_is_rays():
     [("botocore", ["cluster", "check", "cluster/aws.yaml"]), ("aiohttp", ["submit", "quickstart", "--yes"])],
 )
 def test_a_missing_library_is_an_error_with_the_command_that_installs_it(library, arguments):
-    program = f"import sys; sys.modules[{library!r}] = None; import study.cli; study.cli.main()"
+    program = f"import sys; sys.modules[{library!r}] = None; import interplay.cli; interplay.cli.main()"
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT
     )
@@ -804,7 +804,7 @@ def test_a_missing_library_is_an_error_with_the_command_that_installs_it(library
 
 def test_the_command_starts_without_the_libraries_of_a_cluster():
     heavy = {"ray", "boto3", "botocore", "jsonschema", "torch", "mlflow"}
-    program = f"import study.cli, sys; print(*sorted(set(sys.modules) & {heavy!r}))"
+    program = f"import interplay.cli, sys; print(*sorted(set(sys.modules) & {heavy!r}))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(ROOT)
     )

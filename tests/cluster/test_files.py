@@ -19,11 +19,11 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from study.cluster import connection
-from study.cluster.check import check
-from study.cluster.cluster_file import TOKEN
-from study.cluster.prices import MONTH_HOURS
-from study.cluster.submit import ASK_DOLLARS
+from interplay.cluster import connection
+from interplay.cluster.check import check
+from interplay.cluster.cluster_file import TOKEN
+from interplay.cluster.prices import MONTH_HOURS
+from interplay.cluster.submit import ASK_DOLLARS
 from study.plan.prices import money, prices
 from study.spec.study import load_spec
 from study.workers.spot_notice import METADATA, is_noticed
@@ -258,7 +258,7 @@ def test_kuberay_tries_a_job_again_only_if_its_driver_was_ended(rayjob, mounted,
         check=False,
     )
     assert done.returncode == ends
-    assert (tmp_path / "called").read_text() == "-m study run levine2020 resources.pool=wide\n"
+    assert (tmp_path / "called").read_text() == "-m interplay run levine2020 resources.pool=wide\n"
     assert (f"status {status}," in done.stdout) == (status in (1, 2))
 
 
@@ -340,7 +340,7 @@ def test_the_job_has_the_pinned_ray(rayjob):
 def test_the_prices_on_the_page_are_current(tmp_path):
     file = tmp_path / "aws.yaml"
     file.write_text((CLUSTER / "aws.yaml").read_text())
-    command = [sys.executable, "-m", "study", "cluster", "check", file, "levine2020"]
+    command = [sys.executable, "-m", "interplay", "cluster", "check", file, "levine2020"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT).stdout
     (block,) = re.findall(r"```text\n(pool .*?)```", (CLUSTER / "README.md").read_text(), re.S)
     assert block.strip() in shown

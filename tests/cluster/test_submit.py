@@ -25,10 +25,10 @@ from mlflow.tracking import MlflowClient
 from ray.job_submission import JobDetails
 from sqlalchemy.exc import SQLAlchemyError
 
-from study import cli
-from study.cluster import connection
-from study.cluster import submit as submitting
-from study.cluster.connection import answers, open_tunnel
+from interplay import cli
+from interplay.cluster import connection
+from interplay.cluster import submit as submitting
+from interplay.cluster.connection import answers, open_tunnel
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.plan.saves import RESULTS_SECONDS, SAVES
@@ -46,8 +46,8 @@ def command(*arguments, **environment):
     """Run the command in the repository, without the environment variables of Ray."""
     clean = environment_without("RAY_", "INTERPLAY_")
     return subprocess.run(
-        [sys.executable, "-m", "study", *map(str, arguments)], cwd=ROOT, env={**clean, "COLUMNS": "200", **environment},
-        capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-m", "interplay", *map(str, arguments)], cwd=ROOT,
+        env={**clean, "COLUMNS": "200", **environment}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
@@ -138,8 +138,8 @@ def refused(capsys, monkeypatch, *arguments, yes=True):
 def checkout(dashboard, tmp_path, monkeypatch):
     """A minimal checkout."""
     folder = tmp_path / "checkout"
-    (folder / "study").mkdir(parents=True)
-    (folder / "study/__main__.py").write_text("")
+    (folder / "interplay").mkdir(parents=True)
+    (folder / "interplay/__main__.py").write_text("")
     (folder / "pyproject.toml").write_text("")
     (folder / ".gitignore").write_text("results/\n")
     (folder / ".rayignore").write_text("secret.txt\n")
@@ -186,27 +186,27 @@ def sent(dashboard, monkeypatch):
 
 def test_a_preset_is_called_by_its_name_with_its_overrides(sent, checkout):
     entrypoint, files = sent("quickstart", "training.seeds=1", "frontier.depths=[1, 2]")
-    assert entrypoint == "python -m study run quickstart training.seeds=1 'frontier.depths=[1, 2]'"
-    assert {"study/__main__.py", "pyproject.toml", "corpus.txt"} <= set(files)
+    assert entrypoint == "python -m interplay run quickstart training.seeds=1 'frontier.depths=[1, 2]'"
+    assert {"interplay/__main__.py", "pyproject.toml", "corpus.txt"} <= set(files)
     assert not {"results/big.bin", "secret.txt"} & set(files)
 
 
 def test_a_checkout_is_found_from_a_folder_inside(sent, checkout, monkeypatch):
-    monkeypatch.chdir(checkout / "study")
+    monkeypatch.chdir(checkout / "interplay")
     assert "pyproject.toml" in sent("quickstart")[1]
 
 
 def test_any_other_spec_is_sent_whole(sent, checkout, tmp_path):
     (checkout / "small.submitted.yaml").write_text("mine")
     entrypoint, files = sent(SMALL, "training.seeds=7")
-    assert entrypoint == "python -m study run small.submitted.yaml"
+    assert entrypoint == "python -m interplay run small.submitted.yaml"
     (tmp_path / "there.yaml").write_bytes(files["small.submitted.yaml"])
     assert load_spec(str(tmp_path / "there.yaml")) == load_spec(str(SMALL), ["training.seeds=7"])
     assert (checkout / "small.submitted.yaml").read_text() == "mine"
 
 
 def test_without_a_checkout_the_package_of_the_machines_runs(sent):
-    assert sent("quickstart") == ("python -m study run quickstart", None)
+    assert sent("quickstart") == ("python -m interplay run quickstart", None)
     assert set(sent(SMALL)[1]) == {"small.submitted.yaml"}
 
 
@@ -277,7 +277,7 @@ def test_the_package_of_a_checkout_after_a_study_has_every_source_and_nothing_la
         (folder / name).write_bytes((ROOT / name).read_bytes() if name in tracked else b"x" * left[name])
     monkeypatch.chdir(folder)
     _, files = sent("quickstart")
-    packages = {"study", "trainables", "analysis", "cluster"}
+    packages = {"core", "interplay", "study", "trainables", "analysis", "cluster"}
     sources = {name for name in tracked if name.split("/")[0] in packages}
     assert {name.split("/")[0] for name in sources} == packages
     assert sources <= set(files)
@@ -314,7 +314,7 @@ def test_a_job_has_the_revision_and_time_to_save_its_largest_cell(sent, dashboar
 
 def test_a_head_that_has_just_started_is_asked_again(sent, dashboard, soon):
     dashboard.answers_before += [NO_AGENT, NO_AGENT]
-    assert sent("quickstart")[0] == "python -m study run quickstart"
+    assert sent("quickstart")[0] == "python -m interplay run quickstart"
     assert dashboard.answers_before == []
     assert len(dashboard.submitted) == 2, "besides the one that was accepted"
 
@@ -428,8 +428,8 @@ def test_the_address_asked_for_is_the_one_that_is_used_and_the_token_is_sent(das
     "running",
     [
         job(metadata={"interplay_study": "quickstart"}),
-        job(entrypoint="python -m study run quickstart training.seeds=1"),
-        job(entrypoint="python -m study run presets/quickstart.yaml", status="PENDING"),
+        job(entrypoint="python -m interplay run quickstart training.seeds=1"),
+        job(entrypoint="python -m interplay run presets/quickstart.yaml", status="PENDING"),
     ],
 )
 def test_a_study_that_runs_there_already_is_not_sent_again(dashboard, capsys, monkeypatch, running):
@@ -444,7 +444,7 @@ def test_a_study_that_runs_there_already_is_not_sent_again(dashboard, capsys, mo
     [
         job(metadata={"interplay_study": "quickstart"}, status="FAILED"),
         job(metadata={"interplay_study": "text"}),
-        job(entrypoint="python -m study run text"),
+        job(entrypoint="python -m interplay run text"),
     ],
 )
 def test_other_jobs_do_not_matter(dashboard, capsys, monkeypatch, other):
@@ -707,7 +707,7 @@ def test_a_study_is_sent_followed_and_its_status_returned(head):
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"Job \w+ runs small on http", done.stdout)
     assert done.stdout.count("Running entrypoint for job") == 1
-    assert "python -m study run small.submitted.yaml" in done.stdout
+    assert "python -m interplay run small.submitted.yaml" in done.stdout
     assert [int(number) for number in re.findall(r"(?m)^\[(\d)/5\]", done.stdout)] == [1, 2, 3, 4, 5]
     assert done.stdout.count("Report: ") == 1
     assert done.stderr == "", "Ray's own words of packing are kept back"
@@ -788,7 +788,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(head):
         sys.executable,
         "-u",
         "-m",
-        "study",
+        "interplay",
         "submit",
         "--yes",
         str(SMALL),
@@ -840,13 +840,13 @@ def test_a_job_that_the_cluster_does_not_have_is_refused(head, verb):
 @pytest.mark.slow
 def test_library_defect_ray_sends_a_package_that_its_dashboard_refuses(head, tmp_path):
     """Ray packs up to 512 MB, and its dashboard takes 100 MiB per request and answers by a traceback (ray 2.60)."""
-    for name in ("study/__main__.py", "pyproject.toml"):
+    for name in ("interplay/__main__.py", "pyproject.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "weights.bin").write_bytes(os.urandom(110 * 2**20))
     settings = {**environment_without("RAY_", "INTERPLAY_"), **environment(head)}
     done = subprocess.run(
-        [sys.executable, "-m", "study", "submit", "--yes", SMALL, *TINY, "--address", head["address"]],
+        [sys.executable, "-m", "interplay", "submit", "--yes", SMALL, *TINY, "--address", head["address"]],
         cwd=tmp_path, env={**settings, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2

@@ -6,8 +6,8 @@ import stat
 
 import pytest
 
-from study import cli
-from study.cluster.cluster_file import make_token, open_to_others, read, read_token
+from interplay import cli
+from interplay.cluster.cluster_file import make_token, open_to_others, read, read_token
 from study.errors import SpecError
 
 

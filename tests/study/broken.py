@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from tests.bench.sleeper import loss_of
+from benchmarks.sleeper import loss_of
 
 
 def fate(key: str) -> str:

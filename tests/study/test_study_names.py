@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-import study.commands.run
+import interplay.verbs.run
 import study.tracking.targets
 from study.plan.plan import make_plan
 from study.spec.recorded import differences
@@ -53,16 +53,16 @@ def test_each_verb_takes_the_name_of_a_study(command, mine, monkeypatch, tmp_pat
     power = command("power", "mine", "--studies", "5", "--json")
     assert json.loads(power[1])["name"] == "mine"
     taken = []
-    monkeypatch.setattr(study.commands.run, "run_one", lambda spec, *_: (taken.append(spec), ({}, False))[1])
+    monkeypatch.setattr(interplay.verbs.run, "run_one", lambda spec, *_: (taken.append(spec), ({}, False))[1])
     assert command("run", "mine")[0] == 0
     monkeypatch.setattr(
         study.tracking.targets, "mirror_study", lambda spec, _: (taken.append(spec), "sent")[1]
     )
     assert command("mirror", "mine")[0] == 0
-    monkeypatch.setattr("study.commands.plan.make_plan", lambda spec: (taken.append(spec), 1 / 0)[1])
+    monkeypatch.setattr("interplay.verbs.plan.make_plan", lambda spec: (taken.append(spec), 1 / 0)[1])
     monkeypatch.setattr("sys.argv", ["interplay", "try", "mine"])
     with pytest.raises(ZeroDivisionError):
-        study.cli.main()
+        interplay.cli.main()
     assert [one.model_dump() for one in taken] == [mine.model_dump()] * 3
 
 

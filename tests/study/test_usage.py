@@ -6,7 +6,7 @@ import pytest
 import typer
 
 import interplay
-from study import cli
+from interplay import cli
 from study.spec.study import load_spec, members
 
 VARY = "vary={training.steps: [300, 400]}"

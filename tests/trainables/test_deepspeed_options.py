@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from core.errors import InputError
 from trainables.cell import Recipe, Shape
 from trainables.deepspeed_options import ZERO_REFUSED, check_names, check_options
-from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.ranks.process_group import join

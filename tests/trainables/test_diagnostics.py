@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from core.errors import InputError
 from trainables.__main__ import main
 from trainables.cell import Cell, Recipe, Shape
 from trainables.checkpoint import checkpoint
@@ -17,7 +18,6 @@ from trainables.diagnostics import DIAGNOSTICS, check_diagnostics
 from trainables.diagnostics.induction import after_same, induction, looked_at, scores
 from trainables.diagnostics.probe import PROBE_TOKENS, layer_drop, mean_loss
 from trainables.diagnostics.rank import rank, residual, token_cosine
-from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.model.family import family

@@ -1,8 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
+from core.errors import InputError
 from trainables.cell import Recipe, Shape
-from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
 
 

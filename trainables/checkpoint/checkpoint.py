@@ -28,9 +28,9 @@ import torch.distributed as dist
 from filelock import FileLock
 from pydantic import ConfigDict, Field
 
+from core.errors import InputError, shortened
 from trainables.checkpoint import universal
 from trainables.data.kind import digest
-from trainables.errors import InputError, shortened
 from trainables.layout import Layout
 from trainables.progress import Evaluation, FloatRecord, Point
 from trainables.ranks.collective import run_on_all_ranks

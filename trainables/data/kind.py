@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, Type
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from core.errors import InputError
 from trainables.data.sources.source import Source
 from trainables.data.sources.tokenizer_file import TokenizerFile, read_tokenizer
-from trainables.errors import DataError, InputError
+from trainables.errors import DataError
 
 if TYPE_CHECKING:
     from trainables.data.score import Score

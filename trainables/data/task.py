@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from core.errors import some
 from trainables.data.kind import MOST, RowData
-from trainables.errors import some
 
 if TYPE_CHECKING:
     from trainables.data.score import Score

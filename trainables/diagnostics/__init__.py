@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from core.errors import InputError
 from trainables.cell import Recipe
-from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model.family import family
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
+from core.files import fsync_files
 from trainables.cell import Cell
 from trainables.data.kind import BYTES_END
 from trainables.data.packing.tokenizer import END_OF_TEXT
@@ -21,7 +22,7 @@ from trainables.layout import Layout
 from trainables.model.family import family
 from trainables.progress import Result
 from trainables.record import RECORD, Keep, Record, Tokenization, sum_files, versions
-from trainables.storage.storage import FULL, fsync_files, open_storage, patiently, reason
+from trainables.storage.storage import FULL, open_storage, patiently, reason
 
 
 def keep(

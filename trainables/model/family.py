@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from core.errors import InputError, did_you_mean
 from trainables.cell import ROPE_THETA, Recipe, Residual, Shape
-from trainables.errors import InputError, did_you_mean
 from trainables.layout import Layout
 
 if TYPE_CHECKING:

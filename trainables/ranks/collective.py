@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from trainables.errors import InputError
+from core.errors import InputError
 from trainables.ranks.process_group import device, timeout
 
 #: Seconds between heartbeats of working ranks: a collective that waits for a large checkpoint would time out.

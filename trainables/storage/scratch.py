@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from trainables.errors import InputError
+from core.errors import InputError
 
 #: Folder for local copies of checkpoints, such as one on the disks of the machine.
 SCRATCH = "INTERPLAY_SCRATCH"

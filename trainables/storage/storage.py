@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from trainables.errors import InputError
+from core.errors import InputError
+from core.files import fsync
 from trainables.storage import scratch
 
 T = TypeVar("T")
@@ -340,18 +341,3 @@ def discard(where: str | Path) -> None:
 def reason(error: Exception) -> str:
     """Return an object store's message as a sentence, without the request's id."""
     return str(error).partition(" (Request ID")[0].rstrip(".") + "."
-
-
-def fsync(path: Path) -> None:
-    """Sync a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def fsync_files(folder: Path) -> None:
-    """Sync every file of a folder to disk, so that a later rename cannot survive a power cut without its contents."""
-    for path in folder.iterdir():
-        fsync(path)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from core.errors import InputError
 from trainables.cell import Cell
 from trainables.checkpoint import checkpoint
 from trainables.checkpoint.checkpoint import TrainingState
@@ -22,7 +23,7 @@ from trainables.data.store.open import open_store
 from trainables.data.store.token_store import TokenStore
 from trainables.diagnostics import Diagnostic, check_diagnostics
 from trainables.diagnostics.probe import Probe
-from trainables.errors import InputError, InterruptedTrainingError
+from trainables.errors import InterruptedTrainingError
 from trainables.export.weights import keep
 from trainables.layout import Layout
 from trainables.model.build import build_model

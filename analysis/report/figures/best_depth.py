@@ -9,7 +9,6 @@ from matplotlib.ticker import FixedLocator
 
 from analysis.fit.document import Fit
 from analysis.law.shape import REACH
-from analysis.numbers import layers, percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     finish,
@@ -20,6 +19,7 @@ from analysis.report.figures.canvas import (
     stack,
 )
 from analysis.report.figures.figure import Context, Figure, study_of_fit
+from core.numbers import layers, percent, short
 
 #: Points of the line per decade of N.
 PER_DECADE = 12

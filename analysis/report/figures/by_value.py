@@ -11,7 +11,6 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.fit.measures import MeasureData, ValueAxis, label
 from analysis.fit.series import ByValue
-from analysis.numbers import percent
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     WIDTH,
@@ -30,6 +29,7 @@ from analysis.report.figures.canvas import (
     ticks_at,
 )
 from analysis.report.figures.figure import Figure
+from core.numbers import percent
 
 #: Inches of an axis of values, and points per letter of its labels.
 REACH, LETTER = 0.75 * WIDTH, 6.0

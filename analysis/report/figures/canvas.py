@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
 
-from analysis.numbers import layers, short
 from analysis.report.figures import palette
+from core.numbers import layers, short
 
 Axes = Any
 #: Points of a smooth line.

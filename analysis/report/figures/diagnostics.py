@@ -8,8 +8,6 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from analysis.errors import InputError
-from analysis.numbers import layers, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     MARKS,
@@ -25,6 +23,8 @@ from analysis.report.figures.canvas import (
 from analysis.report.figures.figure import Context, Figure
 from analysis.runs.table import RunTable
 from analysis.units import NATS, LossUnit
+from core.errors import InputError
+from core.numbers import layers, short
 
 #: Columns of the measures; `layer` counts from 1, and step 0 is before the first step.
 COLUMNS = ("cell", "step", "name", "layer", "value")

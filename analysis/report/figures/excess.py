@@ -16,7 +16,6 @@ from analysis.fit.answer import MOST_DEPTHS, largest
 from analysis.fit.document import Fit
 from analysis.intervals import width_of
 from analysis.law.crossings import Crossing
-from analysis.numbers import digits, human, human_range, layers, percent, short, span
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     WIDE,
@@ -32,6 +31,7 @@ from analysis.report.figures.canvas import (
 )
 from analysis.report.figures.figure import Context, Figure, study_of_fit
 from analysis.units import NATS
+from core.numbers import digits, human, human_range, layers, percent, short, span
 
 #: Least range of ln N in which the same depths are compared.
 LEAST_RANGE = 0.05

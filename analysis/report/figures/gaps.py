@@ -10,10 +10,10 @@ from matplotlib.ticker import MaxNLocator
 from analysis.curves.noise import Floats
 from analysis.fit.document import Fit
 from analysis.law.crossings import Crossing, gap_of
-from analysis.numbers import percent, short, span
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import WIDE, WIDTH, Axes, new_canvas, plot_values, set_ticks, size_axis
 from analysis.report.figures.figure import Context, Figure, study_of_fit
+from core.numbers import percent, short, span
 
 #: Panels; more would be too small to read.
 MAX_PANELS = 9

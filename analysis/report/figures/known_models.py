@@ -12,11 +12,11 @@ from matplotlib.ticker import LogLocator
 
 from analysis.audit.evidence import Evidence, published_evidence
 from analysis.audit.known_models import KnownModel
-from analysis.errors import InputError
 from analysis.law.near_optimal import Within, within_words
-from analysis.numbers import short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import LINE, STYLE, count_axis, set_ticks
+from core.errors import InputError
+from core.numbers import short
 
 #: Formats of the figure, by the ending of its file; its size in inches, at 100 dots per inch.
 FORMATS, FIGURE_SIZE = (".png", ".svg", ".pdf"), (8.0, 5.2)

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure as Canvas
 from analysis.fit.document import Fit
 from analysis.fit.sentences import accuracy_data
 from analysis.law.crossings import Crossing
-from analysis.numbers import short, span
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     LINE,
@@ -27,6 +26,7 @@ from analysis.report.figures.canvas import (
 )
 from analysis.report.figures.figure import Context, Figure, study_of_fit
 from analysis.runs.columns import TOKEN_GROUP
+from core.numbers import short, span
 
 
 def figure(context: Context) -> Figure:

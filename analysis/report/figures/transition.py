@@ -10,7 +10,6 @@ from matplotlib.ticker import MaxNLocator
 from analysis.fit.document import Fit
 from analysis.intervals import width_of
 from analysis.law.threshold_law import ThresholdLaw
-from analysis.numbers import percent
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     LINE,
@@ -21,6 +20,7 @@ from analysis.report.figures.canvas import (
     stack,
 )
 from analysis.report.figures.figure import Context, Figure
+from core.numbers import percent
 
 #: Crossings with an estimate that the figure needs: with two the law is a line through two points.
 LEAST = 3

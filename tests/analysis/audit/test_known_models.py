@@ -10,10 +10,10 @@ import yaml
 
 from analysis.audit.evidence import published_evidence
 from analysis.audit.known_models import known_models
-from analysis.errors import InputError
 from analysis.law.published import LIU2026
 from analysis.report.figures.known_models import known_figure, write_figure
-from study.commands.audit import known_view
+from core.errors import InputError
+from interplay.verbs.audit import known_view
 from tests.command import interplay
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ import transformers as hf
 
 from analysis.audit.layer_kinds import doubts, is_attention, layer_words, refusal
 from analysis.audit.model_config import model_config
-from analysis.errors import InputError
+from core.errors import InputError
 
 BASE = {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "vocab_size": 32000}
 ONE_IN_FOUR = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]

@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 from analysis.audit.model_config import _GATED, _NOT_GATED, model_config, read_model_config
-from analysis.errors import InputError
+from core.errors import InputError
 
 #: Published sizes, most of them the defaults of the class.
 CONFIGS = {

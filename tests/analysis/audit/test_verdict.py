@@ -9,9 +9,9 @@ from scipy.optimize import brentq
 from analysis.audit.evidence import Evidence, law_evidence, published_evidence
 from analysis.audit.model_config import model_config
 from analysis.audit.verdict import Audit, audit, shape_of
-from analysis.errors import InputError
 from analysis.law.shape import Shape
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw
+from core.errors import InputError
 
 GPT = hf.GPT2Config
 LLAMA = hf.LlamaConfig

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from analysis.design.objective import Objective, estimate, reached
-from analysis.errors import InputError
 from analysis.fit.document import fit
 from analysis.law.threshold_law import solve_depth
 from analysis.runs.table import RunTable
+from core.errors import InputError
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 3, 4, 5), noise=0.002)

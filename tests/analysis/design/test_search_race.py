@@ -13,8 +13,8 @@ import pytest
 from analysis.design.objective import Estimate
 from analysis.fit.study import study_of
 from analysis.runs.table import RunTable
-from tests.bench import search
-from tests.bench.search import ASKED, CAP, SETTINGS, Setting, crossing, grid, losses_of, race
+from benchmarks import search
+from benchmarks.search import ASKED, CAP, SETTINGS, Setting, crossing, grid, losses_of, race
 from tests.coverage.measure import holds
 from tests.simulated_study import Truth, draw_curves
 

@@ -7,7 +7,7 @@ from scipy.optimize import brentq
 from scipy.stats import kurtosis, skew
 
 from analysis.design import simulated_study
-from analysis.errors import InputError
+from core.errors import InputError
 from tests.simulated_study import Truth, draw_curves, shapes_of, simulate, simulate_matched
 
 TRUTH = Truth(2.0, 0.3, (1, 2, 4))

@@ -13,11 +13,11 @@ from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import NamedFit, losses_by, recommended
 from analysis.fit.sentences import headlines
 from analysis.law.near_optimal import WITHIN
-from analysis.numbers import layers
 from analysis.report.figures.best_depth import best_depths
 from analysis.report.figures.excess import excess_data, finding
 from analysis.report.tables import best_table
 from analysis.runs.table import RunTable
+from core.numbers import layers
 from tests.simulated_study import Truth, shapes_of, simulate
 
 PLACES = 12

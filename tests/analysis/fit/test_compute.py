@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from analysis.audit.recommend import recommend_at_compute, recommend_one
-from analysis.errors import InputError
 from analysis.fit.answer import COMPUTES, compute_sentences, use_sentence
 from analysis.fit.compute import compute_answer
 from analysis.fit.document import Fit, fit
@@ -14,9 +13,10 @@ from analysis.fit.sentences import findings
 from analysis.fit.study import study_of
 from analysis.law.reading import Reading
 from analysis.law.shape import buildable_width
-from analysis.numbers import scientific
 from analysis.report.tables import compute_table
 from analysis.runs.table import RunTable
+from core.errors import InputError
+from core.numbers import scientific
 from tests.isoflop import DEPTHS, crossing_compute, isoflop_table, least_loss
 from tests.simulated_study import Truth, shapes_of, simulate
 

@@ -4,11 +4,11 @@ import math
 import numpy as np
 import pytest
 
-from analysis.errors import InputError
 from analysis.fit.document import Fit, fit
 from analysis.law.decision import FORMS
 from analysis.law.threshold_law import solve_depth
 from analysis.runs.table import RunTable
+from core.errors import InputError
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4, 6))

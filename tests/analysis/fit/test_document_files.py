@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from analysis.errors import InputError
 from analysis.fit.document import Fit
 from analysis.law.threshold_law import solve_depth
-from study.cli import main
+from core.errors import InputError
+from interplay.cli import main
 
 #: Every key that a fit file is sure to have, and no other.
 CONTRACT = {

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from analysis.audit.recommend import compare, recommend
-from analysis.errors import InputError
 from analysis.fit.document import fit
 from analysis.fit.recommendation import NamedFit
 from analysis.runs.table import RunTable
+from core.errors import InputError
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.002)

@@ -5,7 +5,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.errors import InputError
 from analysis.fit.answer import next_depth, shape_sentence, use_sentence
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import NamedFit, shapes_by
@@ -27,9 +26,10 @@ from analysis.law.crossings import Crossing
 from analysis.law.decision import GapLaws
 from analysis.law.reading import AtSize, DepthAt, Reading
 from analysis.law.threshold_law import ThresholdLaw
-from analysis.numbers import human
 from analysis.runs.table import RunTable, read_runs
 from analysis.runs.tokens import TokenRule
+from core.errors import InputError
+from core.numbers import human
 from tests.simulated_study import Truth, shapes_of, simulate
 from tests.tables import one_size_a_depth
 

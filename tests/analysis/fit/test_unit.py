@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from analysis.audit.recommend import fit_evidence, recommend, recommend_one
-from analysis.errors import InputError
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import NamedFit, recommended
 from analysis.fit.sentences import answers, law_sentence, lowest_loss_sentence, noise_sentence
@@ -16,6 +15,7 @@ from analysis.report.tables import best_table, compute_table, unusual_table
 from analysis.runs.bytes import NoBytesError
 from analysis.runs.table import RunTable, read_runs
 from analysis.units import LossUnit
+from core.errors import InputError
 from tests.analysis.fit.test_document import simulated
 from tests.isoflop import isoflop_table
 

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from analysis.errors import InputError
-from analysis.files import from_json, to_json
 from analysis.law.decision import FORM_ERROR, FORMS, Decision, GapLaws, deciding_run
 from analysis.law.gap_fit import DRAWS, GapPoints, fit_gap_laws
+from core.errors import InputError
+from core.files import from_json, to_json
 
 LOW, HIGH = math.log(3e6), math.log(5e8)
 SD = 0.003

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.errors import InputError
 from analysis.fit.document import Fit, fit
 from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
+from core.errors import InputError
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))

@@ -4,10 +4,10 @@ import math
 import numpy as np
 import pytest
 
-from analysis.errors import InputError
 from analysis.law.near_optimal import WITHIN, nats_of, near_optimal, within_words
 from analysis.law.published import LIU2026
 from analysis.law.reading import AtSize, DepthAt
+from core.errors import InputError
 
 ADDITIVE = dataclasses.replace(LIU2026, c_m=30.0, alpha_m=0.7, c_l=2.0 * 100**1.3, alpha_l=1.3, skipped=0)
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from analysis.errors import InputError
 from analysis.fit.study import estimates_of
 from analysis.law.crossings import Crossing
 from analysis.law.decision import GapLaws
 from analysis.law.prediction import predict
 from analysis.law.published import LIU2026
 from analysis.law.threshold_law import LEVINE2020
+from core.errors import InputError
 from tests.coverage.worlds import LONG, SHORT, PowerLaw, Truth, World
 
 SIX, PAPER = (2, 4, 8, 12, 16, 24), (6, 12, 18, 24, 30, 36, 48)

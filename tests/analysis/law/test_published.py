@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from analysis.errors import InputError
 from analysis.law.near_optimal import near_optimal
 from analysis.law.published import (
     LIU2026,
@@ -18,6 +17,7 @@ from analysis.law.published import (
 )
 from analysis.law.shape import buildable_width
 from analysis.law.threshold_law import LEVINE2020
+from core.errors import InputError
 
 GPT3 = (96, 12288)
 LLAMA_8B, LLAMA_70B = (32, 4096), (80, 8192)

@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.files import from_json, to_json
 from analysis.fit.study import study_of
 from analysis.law.reading import Range, Reading
 from analysis.runs.table import RunTable
+from core.files import from_json, to_json
 from tests.simulated_study import Truth, shapes_of, simulate
 
 

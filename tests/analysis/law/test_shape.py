@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from analysis.errors import InputError
 from analysis.law.shape import buildable_width
+from core.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from scipy.optimize import brentq
 from scipy.special import wrightomega
 from scipy.stats import t as student
 
-from analysis.errors import InputError
 from analysis.intervals import width_of
 from analysis.law.shape import buildable_width
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw, solve_depth
+from core.errors import InputError
 
 GPT3 = 12 * 96 * 12288**2
 #: A line through six crossings has four degrees of freedom.
@@ -224,7 +224,7 @@ def test_a_published_recommendation_loads_no_numerical_library():
     heavy |= {"analysis.fit.document", "study.plan.plan"}
     program = (
         "import sys; sys.argv = ['interplay', 'recommend', '--law', 'levine2020', '5e9', '--json']\n"
-        "from study.cli import main\n"
+        "from interplay.cli import main\n"
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
         f"print(*sorted(set(sys.modules) & {heavy!r}), file=sys.stderr)"
     )

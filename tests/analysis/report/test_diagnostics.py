@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.errors import InputError
 from analysis.fit.document import fit
 from analysis.report.figures.diagnostics import diagnostics_data, draw_diagnostics, figure
 from analysis.report.figures.figure import Context
 from analysis.runs.table import RunTable
+from core.errors import InputError
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 from matplotlib.text import Text
 
 from analysis.fit.document import fit
-from analysis.numbers import digits, human
 from analysis.report.figures import best_depth, excess
 from analysis.report.figures.excess import (
     _apart,
@@ -22,6 +21,7 @@ from analysis.report.figures.excess import (
 from analysis.report.figures.figure import Context
 from analysis.report.study_page import first_figure, write_report
 from analysis.runs.table import RunTable
+from core.numbers import digits, human
 from tests import chromium
 
 

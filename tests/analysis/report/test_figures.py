@@ -8,11 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.errors import InputError
 from analysis.fit.document import fit
 from analysis.law.decision import GapLaw
 from analysis.law.threshold_law import ThresholdLaw
-from analysis.numbers import layers, short
 from analysis.report.figures import best_depth, excess, gaps, loss, palette, transition
 from analysis.report.figures.best_depth import (
     best_depths,
@@ -26,6 +24,8 @@ from analysis.report.figures.gaps import gap_data
 from analysis.report.figures.loss import loss_data
 from analysis.report.figures.transition import crossing_widths, law_widths
 from analysis.runs.table import RunTable
+from core.errors import InputError
+from core.numbers import layers, short
 from tests.isoflop import isoflop_table
 from tests.simulated_study import Truth, shapes_of, simulate
 

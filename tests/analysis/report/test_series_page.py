@@ -8,10 +8,10 @@ import pytest
 
 from analysis.fit.document import fit
 from analysis.fit.series import Member, best_data, crossing_data, measure_data
-from analysis.numbers import short
 from analysis.report.figures.by_value import crossings_figure
 from analysis.report.series_page import write_series
 from analysis.runs.table import RunTable
+from core.numbers import short
 from tests.analysis.fit.test_series import task, worlds
 from tests.analysis.report.test_study_page import read
 

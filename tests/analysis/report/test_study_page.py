@@ -15,7 +15,6 @@ from analysis.fit.document import Fit, fit
 from analysis.fit.sentences import GAP_LAWS, LAWS, headlines, next_steps
 from analysis.law.decision import FORMS
 from analysis.law.threshold import TWO_POINTS
-from analysis.numbers import scientific
 from analysis.report.figures import best_depth, excess, gaps, loss
 from analysis.report.figures.figure import Context
 from analysis.report.html import MOST_ANSWERS, Section
@@ -26,6 +25,7 @@ from analysis.report.tables import (
     laws_table,
 )
 from analysis.runs.table import RunTable, read_runs
+from core.numbers import scientific
 from tests.analysis import searched
 
 

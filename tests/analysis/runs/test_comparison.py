@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.errors import InputError, OptionNeededError
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable, read_runs
+from core.errors import InputError, OptionNeededError
 
 SHAPES = [(1, 16), (1, 32), (2, 12), (2, 24), (4, 8), (4, 16)]
 

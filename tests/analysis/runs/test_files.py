@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.errors import InputError
-from analysis.numbers import parse_number
 from analysis.runs.comparison import compare
 from analysis.runs.files import is_table
 from analysis.runs.table import RunTable, read_numbers, read_runs
+from core.errors import InputError
+from core.numbers import parse_number
 
 FRAME = pd.DataFrame(
     {"depth": [2, 2, 4], "width": [46, 64, 32], "seed": [0, 1, 0], "lr": [0.001, 0.002, 0.001],

@@ -4,9 +4,9 @@ import math
 import pandas as pd
 import pytest
 
-from analysis.errors import InputError, OptionNeededError
 from analysis.runs.headings import NAMES, column_of, last_part, loss_heading, unit_of
 from analysis.runs.table import RunTable
+from core.errors import InputError, OptionNeededError
 
 
 @pytest.mark.parametrize(

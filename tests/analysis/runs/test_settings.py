@@ -2,10 +2,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.errors import OptionNeededError
 from analysis.fit.document import fit
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
+from core.errors import OptionNeededError
 
 SHAPES = [(2, 46), (2, 64), (2, 92), (2, 130), (2, 182), (4, 32), (4, 46), (4, 64), (4, 92), (4, 130)]
 
@@ -199,7 +199,7 @@ def test_where_names_what_the_table_lacks():
     assert len(RunTable.from_frame(frame, where={"kind": "1"}).used) == 20
     one = RunTable.from_frame(frame, where={"width": "46", "depth": "4"})
     assert one.used.index.tolist() == [13, 14], "rows keep the numbers of their source"
-    for wrong, words in ({"knd": "1"}, "Did you mean 'kind'"), ({"kind": "2"}, "it has 1: 20 rows"):
+    for wrong, words in ({"knd": "1"}, "did you mean `kind`"), ({"kind": "2"}, "it has 1: 20 rows"):
         with pytest.raises(ValueError, match=words):
             RunTable.from_frame(frame, where=wrong)
 

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.errors import InputError, OptionNeededError
 from analysis.runs.columns import COLUMNS
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable, read_runs
+from core.errors import InputError, OptionNeededError
 
 
 def test_three_columns_are_enough():
@@ -213,7 +213,7 @@ def test_write_csv_round_trips_exactly_and_keeps_keys_as_text(tmp_path, study):
         ("depth,width,loss,total_params", {"count": "table"}, ["no column 'params'"]),
         ("depth,width,loss", {"columns": {"loss": "los"}}, ["Its own column loss needs no --column"]),
         ("depth,width,final_loss", {"columns": {"loss": "fnal_loss"}}, ["Perhaps --column loss=final_loss"]),
-        ("depth,width,final_loss", {"columns": {"los": "final_loss"}}, ["Did you mean 'loss'?"]),
+        ("depth,width,final_loss", {"columns": {"los": "final_loss"}}, ["did you mean `loss`?"]),
     ],
 )
 def test_a_missing_or_wrongly_named_column_is_refused_with_the_fix(tmp_path, headings, options, words):
@@ -223,7 +223,7 @@ def test_a_missing_or_wrongly_named_column_is_refused_with_the_fix(tmp_path, hea
         read_runs(path, **options)
     message = str(caught.value)
     assert [part for part in words if part not in message] == []
-    assert str(path) in message or "Did you mean" in message
+    assert str(path) in message or "did you mean" in message
     assert ("Perhaps" in message) == any("--column " in part and "=" in part for part in words)
 
 
@@ -370,7 +370,7 @@ def test_an_experiment_gives_the_rows_of_its_newest_protocol_and_the_reason_of_e
         stranger: f"MLflow run {stranger} has no tag interplay.kind",
     }  # fmt: skip
     json.dumps(runs.left_out)
-    with pytest.raises(InputError, match="Did you mean mlflow:toy"):
+    with pytest.raises(InputError, match="did you mean mlflow:toy"):
         read_runs("mlflow:tot", tracking_uri=uri)
 
 

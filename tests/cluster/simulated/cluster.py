@@ -110,7 +110,7 @@ class Cluster:
     def started_study(self, name: str, *options: str) -> contextlib.AbstractContextManager[Started]:
         """Submit the study of NAME.yaml by the command of README.md, and follow its log."""
         submit = ("ray", "job", "submit", *options, "--working-dir", ".")
-        return self.laptop.started(*submit, "--", "python", "-m", "study", "run", f"{name}.yaml")
+        return self.laptop.started(*submit, "--", "python", "-m", "interplay", "run", f"{name}.yaml")
 
     def written(self) -> Iterator[tuple[Path, bytes]]:
         """Every file that the cluster wrote on any machine, with its content: logs, results, MLflow's store."""

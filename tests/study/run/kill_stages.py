@@ -50,6 +50,6 @@ def kill_at(stage):
 
 if __name__ == "__main__":
     kill_at(sys.argv.pop(1))
-    from study.cli import main
+    from interplay.cli import main
 
     main()

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from interplay.verbs.answer import fit_and_report
 from study.run.runner import run_study
 from study.run.tuner import run_cells
 from study.spec.study import load_spec
@@ -26,7 +27,7 @@ def test_a_search_over_a_broken_trainer_ends_with_an_answer(tmp_path, monkeypatc
         "resources.max_retries=0",
     ]
     spec = load_spec(SMALL, options)
-    summary = run_study(spec, tmp_path, Console(quiet=True))
+    summary = run_study(spec, tmp_path, Console(quiet=True), fit_and_report)
     rows = pd.read_csv(tmp_path / "small" / "runs.csv", dtype={"cell": str})
     assert summary.finished
     assert rows["cell"].is_unique

@@ -141,7 +141,7 @@ def test_the_preset_compares_depths_of_one_width_in_minutes():
 
 @pytest.mark.extended
 def test_the_preset_shows_the_collapse_and_its_second_run_the_same(tmp_path):
-    command = [sys.executable, "-m", "study", "run", "rank-collapse", "--results", str(tmp_path)]
+    command = [sys.executable, "-m", "interplay", "run", "rank-collapse", "--results", str(tmp_path)]
     for value in ("training.steps=30", "training.seeds=1", "resources.slots=1"):
         command += [value]
     environment = {**environment_without("RAY_", "MLFLOW_"), "HOME": str(tmp_path / "home")}

@@ -44,7 +44,6 @@ def spec(tmp_path, template, monkeypatch):
     """Two cells of one shape, which nothing trains; the rest of a run is real but for the report."""
     monkeypatch.setattr("study.run.runner.run_cells", in_turn)
     monkeypatch.setattr("study.run.runner.private_ray", lambda slots: contextlib.nullcontext())
-    monkeypatch.setattr("study.run.runner.answer", lambda *arguments: (None, None))
     monkeypatch.setattr("study.tracking.mirror.BATCH_SECONDS", 0.05)
     (tmp_path / "tiny.yaml").write_text(SPEC)
     (tmp_path / "results").mkdir()

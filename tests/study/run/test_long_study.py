@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.bench import long
+from benchmarks import long
 
 pytestmark = pytest.mark.extended
 

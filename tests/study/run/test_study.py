@@ -57,7 +57,7 @@ class Laptop:
         self.started = []
 
     def command(self, *arguments):
-        return [sys.executable, "-m", "study", *arguments]
+        return [sys.executable, "-m", "interplay", *arguments]
 
     def run(self, *arguments, timeout=1000):
         return subprocess.run(

@@ -170,7 +170,7 @@ def test_a_spec_with_sensitivity_runs_comes_back_from_its_own_yaml(spec, tmp_pat
 @pytest.mark.extended
 def test_a_real_study_ends_with_its_sensitivity_runs_and_does_them_once(tmp_path):
     def run():
-        command = [sys.executable, "-m", "study", "run", str(Path(SMALL).with_name("sensitivity.yaml"))]
+        command = [sys.executable, "-m", "interplay", "run", str(Path(SMALL).with_name("sensitivity.yaml"))]
         return subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=580, check=True
         ).stdout

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.runs.tokens import NEAR_LEVEL, SAME_RATIO
+from core.errors import InputError
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.frontier import shapes
@@ -29,7 +30,6 @@ from trainables.data.kinds.hops import HopsData
 from trainables.data.kinds.hub import HubData
 from trainables.data.kinds.mixture import MixtureData
 from trainables.data.kinds.python_source import PythonSourceData
-from trainables.errors import InputError
 
 MINIMAL: dict[str, Any] = {
     "name": "mine",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from core.errors import InputError
 from study.errors import SpecError
 from study.run.runner import run_study
 from study.spec.study import load_spec
@@ -22,7 +23,6 @@ from study.tracking.lease import FILE, FOLDER, Driver, leased
 from study.tracking.study_paths import StudyPaths
 from tests.command import interplay
 from tests.study.small import SMALL
-from trainables.errors import InputError
 from trainables.storage.storage import open_storage
 
 #: Holds a lease until its standard input ends; the machine may be another one.

@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
+from interplay.verbs.answer import study_runs
 from study.plan.plan import make_plan
-from study.results.answer import study_runs
 from study.run.recorder import cell_parameters
 from study.spec.study import load_spec
 from study.tracking.ledger import study_rows

@@ -220,7 +220,7 @@ def test_mirror_writes_the_spec_into_an_empty_store_and_a_wrong_store_is_an_erro
 @pytest.mark.slow
 def test_a_tracking_server_takes_the_spec_and_the_cells_stay_below_it(recorded, uri):
     port = free_port()
-    command = (sys.executable, "-m", "study", "ui", "--port", str(port), "--uri", uri)
+    command = (sys.executable, "-m", "interplay", "ui", "--port", str(port), "--uri", uri)
     server = subprocess.Popen(
         command, cwd=recorded, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

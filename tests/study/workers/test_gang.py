@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from core.errors import InputError
 from study.plan.plan import make_plan
 from study.run.trial import TrialSettings, run_with
 from study.run.tuner import run_cells
@@ -34,7 +35,7 @@ from tests.stubs import Cells
 from tests.study.run.test_study import Laptop
 from tests.study.small import SMALL
 from trainables.data.store.open import open_store
-from trainables.errors import InputError, InterruptedTrainingError
+from trainables.errors import InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.ranks.collective import PeerError
 from trainables.train.loop import train

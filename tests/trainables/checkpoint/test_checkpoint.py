@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 
+from core.errors import InputError
 from tests.disks import small_disk
 from trainables.cell import Base, Cell, Recipe, Shape
 from trainables.checkpoint import checkpoint, universal
@@ -22,7 +23,6 @@ from trainables.checkpoint.checkpoint import MARKER
 from trainables.data import data_key
 from trainables.data.kind import digest
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.ranks.process_group import join, leave
 from trainables.storage.storage import discard, open_storage

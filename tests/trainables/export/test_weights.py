@@ -17,6 +17,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
+from core.errors import InputError
 from tests.disks import small_disk
 from trainables.__main__ import main
 from trainables.cell import Cell, Recipe, Shape
@@ -27,7 +28,6 @@ from trainables.data.packing.tokenizer import bpe_encoder, bytes_encoder
 from trainables.data.packing.train_validation_split import Piece
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
-from trainables.errors import InputError
 from trainables.export.weights import huggingface_tokenizer, write
 from trainables.layout import Layout
 from trainables.model.build import build_model

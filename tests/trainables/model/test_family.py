@@ -7,13 +7,13 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from core.errors import InputError
 from study.plan.plan import make_plan
 from study.spec.study import parse_spec
 from tests.study.small import SMALL
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model import family as families
 from trainables.model.build import build_model

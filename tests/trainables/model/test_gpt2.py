@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from tests.bench.kernels import Counting
+from benchmarks.kernels import Counting
 from tests.plain_gpt2 import PlainGPT2
 from trainables.cell import Recipe, Shape
 from trainables.model.build import build_model

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.bench import loss as bench
+from benchmarks import loss as bench
 from trainables.cell import Recipe, Shape
 from trainables.data.store.batches import IGNORED
 from trainables.model import head

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from core.errors import InputError
 from trainables.cell import Base, Recipe, Shape
-from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model.build import build_model, standard_deviation
 from trainables.model.counts import kept_activations, memory

@@ -3,8 +3,8 @@ import time
 
 import pytest
 
+from core.errors import InputError
 from tests.ranks import RankError
-from trainables.errors import InputError
 from trainables.ranks import collective as module
 from trainables.ranks.collective import PeerError, run_on_all_ranks
 from trainables.ranks.process_group import join, leave

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from tests.bench.kernels import Counting
+from benchmarks.kernels import Counting
 from tests.ranks import RankError, Ranks
 from tests.trainables.train import golden
 from trainables.cell import Recipe, Shape

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.errors import InputError
 from trainables.checkpoint import checkpoint
 from trainables.checkpoint.checkpoint import FORMAT, FileRecord, Marker, TrainingState
-from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.ranks.process_group import join, leave
 from trainables.storage import scratch

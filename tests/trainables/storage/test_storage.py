@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from core.errors import InputError
 from tests.clouds import amazon
 from tests.disks import small_disk
 from tests.trainables.checkpoint.test_checkpoint import (
@@ -21,7 +22,6 @@ from tests.trainables.checkpoint.test_checkpoint import (
 )
 from trainables.checkpoint import checkpoint
 from trainables.checkpoint.checkpoint import MARKER
-from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.ranks.process_group import join, leave
 from trainables.storage import storage

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.bench.loss import tensors
+from benchmarks.loss import tensors
 from tests.trainables.train import golden
 from trainables.train import loop
 from trainables.train.late_reading import LateReading

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from core.errors import InputError
 from tests.plain_gpt2 import PlainGPT2, PlainTrainer
 from trainables.__main__ import main
 from trainables.cell import Cell, Recipe, Shape
@@ -22,7 +23,7 @@ from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.kinds.hops import HopsData
 from trainables.data.store.batches import IGNORED, batch, validation_batches
 from trainables.data.store.open import open_store
-from trainables.errors import InputError, InterruptedTrainingError
+from trainables.errors import InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.model.family import family

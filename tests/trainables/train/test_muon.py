@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.optim import AdamW, Muon
 
-from tests.bench.muon import KERNELS, kernels
+from benchmarks.muon import KERNELS, kernels
+from core.errors import InputError
 from trainables.cell import Recipe, Shape
-from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
 from trainables.model import counts
 from trainables.model.build import build_model

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.bench.kernels import (
+from benchmarks.kernels import (
     LIMITS,
     NETWORKS,
     READ,

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from core.errors import InputError
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.model.families.gpt2 import GPT2, PARTITION_CONFIG

@@ -183,7 +183,7 @@ class TokensData(DataKind):
 
     def notes(self, base: Path) -> list[str]:
         """The files of folders that are left out."""
-        from trainables.errors import some
+        from core.errors import some
 
         found = []
         for key, validation in (("path", False), ("validation_path", True)):

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from trainables.errors import DataError, near_misses, some
+from core.errors import near_misses, some
+from trainables.errors import DataError
 
 Format = Literal["text", "jsonl", "parquet"]
 

@@ -12,8 +12,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from core.errors import some
 from trainables.data.sources.files import ARCHIVES, COMPRESSIONS, files_of_path, unreadable
-from trainables.errors import DataError, some
+from trainables.errors import DataError
 
 IdFormat = Literal["raw", "llm.c", "megatron", "datasets"]
 Ids = NDArray[Any]

@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from core.errors import near_misses, some
 from trainables.data.sources.files import file_sha256, unreadable
-from trainables.errors import DataError, near_misses, some
+from trainables.errors import DataError
 
 #: The file of a tokenizer, and the one beside it that names its end of text.
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"

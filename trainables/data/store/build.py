@@ -13,11 +13,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from core.files import fsync_files
 from trainables.data.kind import DataKind, data_key
 from trainables.data.packing import OnProgress
 from trainables.data.store.token_store import TokenStore, read_store
 from trainables.errors import DataError
-from trainables.storage.storage import FULL, fsync_files
+from trainables.storage.storage import FULL
 
 _LOG = logging.getLogger(__name__)
 #: Folder of unfinished stores, below the root and so on the same file system: a finished store is renamed in one step.

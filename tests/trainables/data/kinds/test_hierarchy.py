@@ -4,10 +4,10 @@ import math
 import numpy as np
 import pytest
 
+from core.errors import InputError
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData, random_grammar, sample
 from trainables.data.sources.random_rows import Draws
-from trainables.errors import InputError
 
 FIRST_RULES = [[6, 5], [3, 3]]
 FIRST_ROW = [int(symbol) for symbol in "86313546650235023236313655402540242546665656613631766232254026665"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from core.errors import InputError
 from trainables.data import data_key
 from trainables.data.kinds.connectivity import ConnectivityData
 from trainables.data.kinds.expressions import ExpressionsData
@@ -14,7 +15,6 @@ from trainables.data.kinds.hops import HopsData
 from trainables.data.kinds.repeats import RepeatsData
 from trainables.data.sources.random_rows import Draws
 from trainables.data.task import UNSCORED
-from trainables.errors import InputError
 
 SIZES = {"sequences": 400, "validation_sequences": 60}
 #: Each task with contexts: the least it takes, an odd one, and one with room to spare.

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from interplay.verbs.export import loading
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.results.export import loading
 from study.run.recorder import measured
 from study.spec.study import load_spec
 from tests.trainables.data.tokenizer_files import save

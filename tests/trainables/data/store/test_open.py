@@ -13,6 +13,7 @@ import pytest
 from filelock import FileLock
 from tokenizers import Tokenizer
 
+from core.errors import InputError
 from trainables.data import data_key
 from trainables.data.kind import BPE_END, BYTES_END
 from trainables.data.kinds.files import FilesData
@@ -25,7 +26,7 @@ from trainables.data.packing.tokenizer import train_bpe
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
 from trainables.data.store.token_store import read_store
-from trainables.errors import DataError, InputError
+from trainables.errors import DataError
 
 SMALL = HierarchyData(sequences=300, validation_sequences=40)
 HIERARCHY_FLOOR = (math.log(8) + 31 * math.log(2)) / 32

@@ -14,6 +14,7 @@ import uuid
 
 import pytest
 
+from core.errors import InputError
 from tests.clouds import amazon
 from tests.disks import small_disk
 from tests.trainables.data.store.test_open import prose, said_at_once
@@ -24,7 +25,7 @@ from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store import remote_store
 from trainables.data.store.build import BUILDING
 from trainables.data.store.open import open_store, packed_windows
-from trainables.errors import DataError, InputError
+from trainables.errors import DataError
 from trainables.storage.storage import Bucket, open_storage
 from trainables.train.loop import train
 

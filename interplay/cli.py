@@ -1,0 +1,597 @@
+"""The command `interplay`: one function per verb. Heavy libraries are imported by the verbs that need them."""
+
+import errno
+import inspect
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from analysis.law.near_optimal import WITHIN
+from core.command_line import command
+from core.errors import LONGEST_MESSAGE, InputError, OptionNeededError, shortened
+from core.errors import InputError as AnalysisError
+from core.files import to_json
+from core.numbers import parse_number
+from interplay.cluster.cli import app as cluster_app
+from interplay.terminal import show, working
+from interplay.verbs.theory import app as theory_app
+from study.errors import ArgumentsNeededError
+from study.usage import Verbs, usage_text
+
+#: Exit status for wrong input; `interplay.verbs.run` has those of a run.
+WRONG = 2
+
+#: Errors of files and disks that the user can fix; any other OSError is a defect and keeps its traceback.
+_USER_ERRNO = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+}
+RESULTS = Path("results")
+#: Typer's error of wrong arguments, which it does not export under this name in all versions.
+UsageError: Any = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.add_typer(theory_app, name="theory")
+app.add_typer(cluster_app, name="cluster")
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"interplay {version('interplay')}")
+        raise typer.Exit
+
+
+@app.callback(
+    help="How deep and how wide should a language model be for your data and budget, and how sure can you be?"
+)
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+def _token_count(text: str) -> float:
+    try:
+        return parse_number(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{shortened(text)} is no number of tokens; write it as 5e10 or 50B"
+        ) from None
+
+
+SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="a preset, a study, or a YAML file")]
+RunsArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUNS", help="a spec, mlflow:EXPERIMENT, or a run table (CSV, JSONL, Parquet)"),
+]
+ChangesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="keys of the spec with other values: training.seeds=5", show_default=False
+    ),
+]
+ResultsOption = Annotated[Path, typer.Option(envvar="INTERPLAY_RESULTS", help="folder of all results")]
+UriOption = Annotated[
+    str | None, typer.Option(help="MLflow store; default: MLFLOW_TRACKING_URI, else the results folder")
+]
+LevelOption = Annotated[float, typer.Option(help="level of all intervals, between 0 and 1")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document only")]
+ColumnOption = Annotated[
+    list[str] | None, typer.Option(metavar="OURS=THEIRS", help="name of a column in a foreign table")
+]
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="HEADING=VALUE", help="read only the rows of a table with this value"),
+]
+CountOption = Annotated[
+    Literal["nonembedding", "table"], typer.Option(help="N is 12·L·d², or the column params of a table")
+]
+TokensOption = Annotated[
+    float | None,
+    typer.Option(
+        parser=_token_count,
+        metavar="TOKENS",
+        help="compare at these training tokens, as 5e10 or 50B; default: the most all shapes have",
+    ),
+]
+WithinOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NATS",
+        help=f"what a depth may lose: nats per token, or a share of the loss as 0.5%; default: {WITHIN}",
+    ),
+]
+WithinOfFitOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOSS",
+        help="what a depth may lose: nats per token, or in the unit of --fit, or a share of the loss as 0.5%; default: "
+        f"{WITHIN} nats",
+    ),
+]
+UnitOption = Annotated[
+    Literal["nats", "bpb"],
+    typer.Option(help="state losses in nats per token, or in bits per byte of the text"),
+]
+ClusterOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="the cluster file, such as cluster/aws.yaml")
+]
+AddressOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="a reachable dashboard, instead of a tunnel")
+]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="ID of a job; `interplay jobs` lists them")]
+FitOption = Annotated[
+    Path | None, typer.Option("--fit", help="the fit.json of a study, its folder, or the name of the study")
+]
+
+
+def main() -> None:
+    """Run the command; wrong input ends it with status 2 and one paragraph, never a traceback."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(WRONG)
+        _fail(usage_text(error))
+    except typer.Abort:
+        _fail("Stopped.")
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has ended: this is no error.
+        sys.stderr.close()
+        sys.exit(0)
+    except OptionNeededError as error:
+        flags = [part for option in error.options for part in option]
+        _fail(f"{error} Try: {command(*sys.argv[1:], *flags)}" if flags else str(error))
+    except ArgumentsNeededError as error:
+        _fail(f"{error} Try: {command(*sys.argv[1:], *error.arguments)}")
+    except (InputError, AnalysisError, ConnectionError) as error:
+        # Our code raises a ConnectionError only for a storage that cannot be reached, and names it.
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in _USER_ERRNO and not _folder_is_missing(error):
+            raise
+        where = shortened(str(error.filename or "the results folder"), 200)
+        _fail(
+            f"{where}: {error.strerror}. What was recorded is kept; fix this (or choose another folder with --results) "
+            "and run the same command again."
+        )
+
+
+def _fail(text: str) -> None:
+    # A name of a file may hold bytes that are no text.
+    text = shortened(text, LONGEST_MESSAGE).encode("utf-8", "backslashreplace").decode()
+    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
+    sys.exit(WRONG)
+
+
+@app.command()
+def plan(
+    spec: SpecArgument,
+    changes: ChangesArgument = None,
+    results: ResultsOption = RESULTS,
+    as_json: JsonOption = False,
+    cell: Annotated[
+        str | None, typer.Option(metavar="KEY", help="print one cell as JSON, for `python -m trainables`")
+    ] = None,
+) -> None:
+    """Show the cells of a study with size, memory, time and cost. Trains nothing."""
+    from interplay.verbs import plan as verb
+
+    if cell:
+        verb.show_cell(spec, changes or (), cell, results)
+    else:
+        verb.show_plan(spec, changes or (), results, as_json=as_json)
+
+
+@app.command()
+def power(
+    spec: SpecArgument,
+    changes: ChangesArgument = None,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="a, b, noise, slope, exponent, shared, misfit_sd, scatter or loss"
+        ),
+    ] = None,
+    pilot: Annotated[
+        Path | None,
+        typer.Option("--fit", metavar="FILE", help="assume what the fit.json of a pilot study has"),
+    ] = None,
+    # Shares of 72 have a standard error of 6 points, and a preset takes at most half a minute.
+    studies: Annotated[int, typer.Option(help="number of simulated studies", min=5, max=10_000)] = 72,
+    results: ResultsOption = RESULTS,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate a study to see how wide its intervals will be. Also with more seeds or sizes. Trains nothing."""
+    from interplay.fit_files import fit_file
+    from interplay.verbs.power import show_power
+
+    pilot = fit_file(pilot, results) if pilot else None
+    show_power(spec, changes or (), assume or (), pilot, studies, results, as_json=as_json)
+
+
+@app.command("try")
+def try_(
+    spec: SpecArgument,
+    changes: ChangesArgument = None,
+    results: ResultsOption = RESULTS,
+    as_json: JsonOption = False,
+) -> None:
+    """Time a few steps of a study's cells on this machine. Its plans use the times from then on."""
+    from interplay.verbs.plan import try_steps
+
+    try_steps(spec, changes or (), results, as_json=as_json)
+
+
+@app.command()
+def run(
+    spec: SpecArgument,
+    changes: ChangesArgument = None,
+    slots: Annotated[
+        int | None, typer.Option("-j", metavar="N", help="devices used at a time: resources.slots=N")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="D", help="cpu, or a GPU such as a100-80gb: resources.device=D")
+    ] = None,
+    results: ResultsOption = RESULTS,
+) -> None:
+    """Train what a study lacks, fit, and write its report. Run it again to resume."""
+    from interplay.verbs import run as verb
+
+    keys = {"resources.slots": slots, "resources.device": device}
+    more = [f"{key}={value}" for key, value in keys.items() if value is not None]
+    raise typer.Exit(verb.run(spec, [*(changes or ()), *more], results, RESULTS))
+
+
+@app.command()
+def presets(as_json: JsonOption = False) -> None:
+    """List the built-in studies: question, cost and recorded result."""
+    from interplay.verbs.plan import catalogue, catalogue_view
+
+    with working("planning"):
+        records = catalogue()
+    show(records, catalogue_view(records), as_json=as_json)
+
+
+@app.command()
+def submit(
+    spec: SpecArgument,
+    changes: ChangesArgument = None,
+    cluster: ClusterOption = None,
+    address: AddressOption = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="do not follow the log")] = False,
+    submission_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="ID of the job; default: generated")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="agree to a price above $50 or unknown")] = False,
+    max_dollars: Annotated[
+        float | None, typer.Option(metavar="D", help="refuse a study that costs more", min=0)
+    ] = None,
+    results: ResultsOption = RESULTS,
+) -> None:
+    """Run a study on a cluster, as a Ray job, and follow its log. Asks before it costs more than $50."""
+    from interplay.cluster import submit as verb
+
+    status = verb.submit(
+        spec,
+        changes or (),
+        cluster,
+        address,
+        submission_id,
+        wait=not no_wait,
+        yes=yes,
+        most=max_dollars,
+        results=results,
+    )
+    raise typer.Exit(status)
+
+
+@app.command()
+def jobs(cluster: ClusterOption = None, address: AddressOption = None, as_json: JsonOption = False) -> None:
+    """List the jobs of a cluster: study, status and times."""
+    from interplay.cluster import submit as verb
+
+    records = verb.jobs(cluster, address)
+    show(records, verb.jobs_view(records), as_json=as_json)
+
+
+@app.command()
+def logs(job: JobArgument, cluster: ClusterOption = None, address: AddressOption = None) -> None:
+    """Print the log of a job and follow it to its end. The exit status is that of the study."""
+    from interplay.cluster import submit as verb
+
+    raise typer.Exit(verb.logs(job, cluster, address))
+
+
+@app.command()
+def stop(job: JobArgument, cluster: ClusterOption = None, address: AddressOption = None) -> None:
+    """Stop a job of a cluster. Its finished cells are kept."""
+    from interplay.cluster import submit as verb
+
+    verb.stop(job, cluster, address)
+
+
+@app.command()
+def status(
+    spec: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SPEC", help="a preset, a study, or a YAML file; default: all studies of the folder"
+        ),
+    ] = None,
+    changes: ChangesArgument = None,
+    results: ResultsOption = RESULTS,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what of a study is done, running, failed or missing. Without a spec, list all studies."""
+    from interplay.spec_argument import load
+    from interplay.verbs.status import status as of_study
+    from interplay.verbs.status import status_of_all
+
+    found = (
+        status_of_all(results)
+        if spec is None
+        else of_study(load("status", spec, changes or (), results), results)
+    )
+    show(*found, as_json=as_json)
+
+
+@app.command()
+def mirror(
+    spec: SpecArgument,
+    changes: ChangesArgument = None,
+    results: ResultsOption = RESULTS,
+) -> None:
+    """Send MLflow and other trackers the rows they lack. An empty one gets all; `interplay run` does so as well."""
+    from interplay.spec_argument import load
+    from study.spec.study import studies
+    from study.tracking.targets import mirror_study
+
+    for one in studies(load("mirror", spec, changes or (), results)):
+        Console().print(mirror_study(one, results), markup=False, soft_wrap=True)
+
+
+@app.command()
+def fit(
+    runs: RunsArgument,
+    changes: ChangesArgument = None,
+    column: ColumnOption = None,
+    where: WhereOption = None,
+    count: CountOption = "nonembedding",
+    tokens: TokensOption = None,
+    results: ResultsOption = RESULTS,
+    uri: UriOption = None,
+    level: LevelOption = 0.95,
+    unit: UnitOption = "nats",
+    out: Annotated[Path | None, typer.Option(help="also write the fit to this file")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the crossings of a run table and fit the threshold law."""
+    from interplay.verbs import fit as verb
+    from interplay.verbs.answer import Reading
+
+    reading = Reading(
+        runs, changes or (), column or (), where or (), count, tokens, results, uri, level, "fit", unit
+    )
+    verb.fit(reading, out, as_json=as_json)
+
+
+@app.command()
+def report(
+    runs: RunsArgument,
+    changes: ChangesArgument = None,
+    column: ColumnOption = None,
+    where: WhereOption = None,
+    count: CountOption = "nonembedding",
+    tokens: TokensOption = None,
+    level: LevelOption = 0.95,
+    unit: UnitOption = "nats",
+    results: ResultsOption = RESULTS,
+    uri: UriOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="folder of the report; of a spec by default its results folder"),
+    ] = None,
+) -> None:
+    """Write the page, figures and tables of a study or run table. Those of a study are written anew."""
+    from interplay.verbs import fit as verb
+    from interplay.verbs.answer import Reading
+
+    reading = Reading(
+        runs, changes or (), column or (), where or (), count, tokens, results, uri, level, "report", unit
+    )
+    verb.report(reading, out)
+
+
+@app.command()
+def recommend(
+    sizes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="N", help="sizes in non-embedding parameters: 1e9 7B", show_default=False),
+    ] = None,
+    fit: FitOption = None,
+    law: Annotated[
+        str | None,
+        typer.Option(
+            "--law",
+            help="levine2020, liu2026, or log3: the least depth by theory; default: all published evidence",
+        ),
+    ] = None,
+    flops: Annotated[
+        list[str] | None,
+        typer.Option("--flops", metavar="C", help="a budget of training FLOPs, instead of sizes; repeatable"),
+    ] = None,
+    within: WithinOfFitOption = None,
+    results: ResultsOption = RESULTS,
+    as_json: JsonOption = False,
+) -> None:
+    """Give the best depth and width for a size or a compute.
+
+    From a study's fit or a law, else by all published evidence.
+    """
+    from analysis.audit.recommend import compare, recommend_at_compute
+    from analysis.audit.recommend import recommend as recommended
+    from interplay.fit_files import fit_file
+    from interplay.terminal import comparison_table, compute_shapes_table, recommendation_table
+
+    if flops:
+        by = [*(("--fit", str(fit)) if fit else ()), *(("--law", law) if law else ())]
+        if sizes:
+            one = command("recommend", *by, *sizes)
+            several = command("recommend", *by, *(part for C in (*flops, *sizes) for part in ("--flops", C)))
+            raise AnalysisError(
+                f"Give sizes or budgets of FLOPs, not both. Only sizes: `{one}`. Only FLOPs: `{several}`"
+            )
+        if within is not None:
+            raise AnalysisError(
+                "--within is for sizes, at which all depths have one N. Without it: "
+                + command("recommend", *by, *(part for C in flops for part in ("--flops", C)))
+            )
+        words, at = recommend_at_compute(fit and fit_file(fit, results), law, flops)
+        show(to_json(at), compute_shapes_table(words, at), as_json=as_json)
+        return
+    if fit is None and law is None:
+        found = compare(sizes or (), within)
+        show(to_json(found), comparison_table(found), as_json=as_json)
+        return
+    source, shapes = recommended(fit and fit_file(fit, results), law, sizes or (), within)
+    show(to_json(shapes), recommendation_table(source, shapes), as_json=as_json)
+
+
+@app.command()
+def audit(
+    configs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="CONFIG", help="HuggingFace config.json files, or their folders"),
+    ] = None,
+    depth: Annotated[int | None, typer.Option(help="layers, instead of a config")] = None,
+    width: Annotated[int | None, typer.Option(help="width, instead of a config")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="with --depth and --width: number of tokens")] = None,
+    law: Annotated[
+        str | None, typer.Option(help="levine2020 or liu2026 alone; default: all published evidence")
+    ] = None,
+    fit: FitOption = None,
+    known: Annotated[
+        bool, typer.Option("--known", help="well-known models by both laws and the Gemstones table instead")
+    ] = False,
+    figure: Annotated[
+        Path | None, typer.Option(help="with --known: write a figure, as PNG, SVG or PDF by the ending")
+    ] = None,
+    within: WithinOption = None,
+    results: ResultsOption = RESULTS,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether models are too deep or too shallow. By all published evidence, or by one law or fit."""
+    from interplay.fit_files import fit_file
+    from interplay.verbs.audit import audit_known, audit_models, audit_view, known_view
+
+    if known:
+        models = audit_known(within, figure, others=(configs, depth, width, vocabulary, law, fit))
+        show([item.to_json() for item in models], known_view(models, within), as_json=as_json)
+        return
+    if figure is not None:
+        raise AnalysisError("--figure draws the well-known models; add --known.")
+    audits = audit_models(
+        configs or (), (depth, width, vocabulary), law, fit and fit_file(fit, results), within
+    )
+    show([item.to_json() for item in audits], audit_view(audits, within), as_json=as_json)
+
+
+@app.command()
+def export(
+    spec: SpecArgument,
+    cell: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CELL",
+            help="a cell's name, such as L2-d16-s0, its key, its first digits, or `best`: of the largest size the one "
+            "of the lowest loss; without it, list the cells",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="folder of the model, empty or new")] = None,
+    results: ResultsOption = RESULTS,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a trained cell as a HuggingFace folder. It has safetensors, config, tokenizer and model card."""
+    from interplay.verbs.export import export_cell, export_text
+
+    written = export_cell(spec, cell, out, results)
+    show(written, export_text(written), as_json=as_json)
+
+
+@app.command()
+def ui(
+    results: ResultsOption = RESULTS,
+    host: Annotated[
+        str, typer.Option(help="address to bind; anything but loopback opens it to others")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port of the page", min=1, max=65535)] = 5000,
+    uri: UriOption = None,
+) -> None:
+    """Open MLflow's web page on a results folder or another store."""
+    from interplay.verbs.ui import serve
+
+    serve(results, host, port, Console(), uri)
+
+
+@app.command()
+def init(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="name of the study; NAME.yaml is written into this folder")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="your text: a file, a folder or a pattern; default: Python sources"
+        ),
+    ] = None,
+    hours: Annotated[float, typer.Option(metavar="H", help="time that the study may take")] = 1.0,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="D", help="cpu, or a GPU such as a100-80gb; default: that of this machine"),
+    ] = None,
+    network: Annotated[
+        str, typer.Option(metavar="N", help="family of the models: gpt2, llama or qwen3")
+    ] = "gpt2",
+) -> None:
+    """Write the file of a new study, planned to a given time. It has a comment for each choice.
+
+    The first time on a machine it trains a few steps for up to 30 s, because the time follows from its speed.
+    """
+    from interplay.verbs.init import init as written
+
+    for sentence in written(name, data, hours, device, Path(), network):
+        Console().print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a spec, for editors."""
+    from study.spec.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=1))
+
+
+# The list of verbs has whole first sentences; Click would cut them at 45 characters.
+for registered in app.registered_commands:
+    registered.short_help = (inspect.getdoc(registered.callback) or "").partition(".")[0] + "."
+for group in app.registered_groups:
+    if group.typer_instance:
+        group.short_help = str(group.typer_instance.info.help).partition(".")[0] + "."
+
+
+def _folder_is_missing(error: OSError) -> bool:
+    """Whether a file could not be made because the folder that the user named does not exist."""
+    name = error.filename
+    is_path = error.errno == errno.ENOENT and isinstance(name, str | bytes | os.PathLike)
+    return is_path and not Path(os.fsdecode(name)).parent.is_dir()

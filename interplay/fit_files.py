@@ -1,0 +1,40 @@
+"""The argument `--fit`: a fit file, the folder that has it, or the name of a study."""
+
+from pathlib import Path
+
+from core.command_line import command
+from study.errors import SpecError
+from study.spec.recorded import recorded_file, recorded_source
+
+FIT = "fit.json"
+
+
+def fit_file(given: Path, results: Path) -> Path:
+    """Return the fit file that `--fit` names, whether it exists or not.
+
+    Raises:
+        SpecError: a run table, a folder without a fit, or a study that has none yet.
+    """
+    from analysis.runs.files import is_table  # loads pandas, which a published law does not need
+
+    if given.is_dir() and (given / FIT).is_file():
+        return given / FIT
+    if given.name == str(given) and not given.is_file():
+        recorded = recorded_file(given.name, results)
+        if recorded is not None:
+            if (file := recorded.parent / FIT).is_file():
+                return file
+            run = command("run", recorded_source(recorded, results), results=results)
+            raise SpecError(f"The study {given} in {results} has no fit yet; finish it with `{run}`.")
+    # A fit is a .json file, as some run tables are.
+    if is_table(str(given)) and given.suffix != ".json":
+        fit = command("fit", str(given), "--out", FIT)
+        raise SpecError(
+            f"--fit {given} is a run table and no fit; fit it with `{fit}`, then give --fit {FIT}."
+        )
+    if given.is_dir():
+        fit = command("fit", "RUNS", "--out", str(given / FIT))
+        raise SpecError(
+            f"--fit {given} is a folder without {FIT}; `{fit}` writes one, of a study or a run table."
+        )
+    return given

@@ -1,0 +1,414 @@
+"""From RUNS of `fit` and `report` (a spec, an MLflow experiment or a table) to the fit and the report.
+
+The fit of a study has the cells, FLOPs and option of what is missing: the check of its learning rate, the next depth.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.design.objective import SearchInfo
+from analysis.fit.answer import NextDepth
+from analysis.fit.compute import NextSizes
+from analysis.fit.document import Fit, fit, fit_of
+from analysis.fit.rate_check import RateCheck
+from analysis.fit.study import Study, study_of
+from analysis.runs.files import is_table
+from analysis.runs.table import Count, RunTable, read_runs
+from analysis.units import UnitOption
+from core.command_line import command
+from core.numbers import counted, listed
+from study.errors import SpecError
+from study.plan.cells import PlannedCell, describe_network
+from study.plan.plan import Plan, make_plan, wall_seconds
+from study.plan.table import compute_words
+from study.revision import revision
+from study.search import make_search
+from study.search.crossing_search import objective_of
+from study.search.sensitivity_runs import sensitivity_cells
+from study.spec import yaml_file
+from study.spec.recorded import difference_note, study_source
+from study.spec.search import CrossingSection, SensitivitySection
+from study.spec.study import StudySpec, load_spec, parse_spec
+from study.tracking.ledger import Row, outcomes, study_rows, versions, with_recorded
+from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
+from study.tracking.study_paths import StudyPaths, study_paths
+from study.tracking.tables import curve_table, layer_table, run_table
+
+
+class NoRowsError(SpecError):
+    """A study that has no rows yet."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The run table of RUNS, the title of its report, and other arguments of `write_report` that are known."""
+
+    title: str
+    table: RunTable
+    known: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StudyRuns(Runs):
+    """The run table of a spec; `failed` has the reasons of the failed cells, by title."""
+
+    plan: Plan
+    failed: dict[str, str]
+    results: Path
+
+
+@dataclass(frozen=True)
+class Reading:
+    """RUNS of `fit` and `report`, with the options that both verbs share.
+
+    RUNS is `mlflow:EXPERIMENT`, a file whose name is that of a table, else a spec; in Python also a
+    spec or a table that is loaded. `spec` and `source` raise a SpecError if an option does not go with it.
+
+    Attributes:
+        overrides: `key=value`; for a spec only.
+        columns: `ours=theirs`; for a table only.
+        where: `heading=value` of the rows that are read; for a table only.
+        count: how N is counted; `table` for a table only, a study counts 12·L·d².
+        results: root of the results; for a spec or an experiment.
+        uri: of the MLflow store, see `named_store`; for an experiment only.
+        verb: in the commands that messages propose.
+        unit: in which losses are stated.
+    """
+
+    runs: str | StudySpec | pd.DataFrame
+    overrides: Sequence[str]
+    columns: Sequence[str]
+    where: Sequence[str]
+    count: Count
+    tokens: float | None
+    results: Path
+    uri: str | None
+    level: float
+    verb: str = "fit"
+    unit: UnitOption = "nats"
+
+    @property
+    def name(self) -> str:
+        """RUNS in messages."""
+        if isinstance(self.runs, pd.DataFrame):
+            return "the DataFrame"
+        return self.runs if isinstance(self.runs, str) else self.runs.name
+
+    @cached_property
+    def spec(self) -> StudySpec | None:
+        """The spec that RUNS is or names, if it does."""
+        runs = self.runs
+        if isinstance(runs, str) and runs.startswith("mlflow:"):
+            return None
+        if self.uri:
+            raise SpecError(
+                f"--uri names the store of mlflow:EXPERIMENT, but {self.name} is none; leave it out, or for a spec "
+                "write tracking.uri=URI."
+            )
+        if isinstance(runs, str):
+            if is_table(runs):
+                return None
+            runs = load_spec(runs, self.overrides, self.results)
+        if isinstance(runs, pd.DataFrame):
+            return None
+        if self.count == "table":
+            raise SpecError(
+                f"--count table takes N from the column params of a table, but {self.name} is a spec, whose N is "
+                "12·L·d²; leave it out."
+            )
+        for option, does, given in (
+            ("--column", "renames the columns of a table", self.columns),
+            ("--where", "chooses rows of a table", self.where),
+        ):
+            if given:
+                raise SpecError(f"{option} {does}, but {self.name} is a spec; leave it out.")
+        return runs
+
+    @property
+    def source(self) -> Runs:
+        """The run table, and for a spec what a report can add."""
+        if spec := self.spec:
+            return study_runs(spec, self.results, self.verb, [self.name, *self.overrides])
+        if self.overrides:
+            raise SpecError(
+                f"{self.overrides[0]} changes a spec, but {self.name} is a run table; leave it out."
+            )
+        names = _pairs(self.columns, "--column", "OURS=THEIRS, such as --column loss=final_loss")
+        where = _pairs(self.where, "--where", "HEADING=VALUE, such as --where dataset=c4")
+        if isinstance(self.runs, pd.DataFrame):
+            table = RunTable.from_frame(self.runs, names, count=self.count, where=where)
+            return Runs("a table", table, {})
+        store = existing(named_store(self.uri, self.results)) if self.name.startswith("mlflow:") else None
+        table = read_runs(self.name, names, tracking_uri=store, count=self.count, where=where)
+        return Runs(Path(self.name).name, table, {})
+
+
+def _pairs(texts: Sequence[str], option: str, form: str) -> dict[str, str]:
+    """`a=b` of an option that may be given several times."""
+    pairs = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not (name and value):
+            raise SpecError(f"{option} {text!r} is not {form}.")
+        pairs[name] = value
+    return pairs
+
+
+def study_runs(
+    spec: StudySpec, results: Path, verb: str = "fit", arguments: Sequence[str] | None = None
+) -> StudyRuns:
+    """Return the run table of a study, and what a report can add.
+
+    Raises:
+        NoRowsError: the study has no rows; proposes commands with `verb`, and with `arguments`, by default its name.
+    """
+    plan = make_plan(spec, to_read=True)
+    ledger = study_paths(spec, results.resolve()).ledger
+    recorded = ledger.rows()
+    rows = study_rows(plan, recorded)
+    if not rows:
+        words = arguments or [spec.name]
+        others = [row for row in recorded.values() if row.study == spec.name]
+        if others and (found := difference_note(spec, set(), results)):
+            raise NoRowsError(
+                f"none of the {counted(len(others), 'row')} of the study {spec.name!r} in {ledger.name} is of this "
+                f"spec: {found[0]}. As it was run: `{command(verb, found[1], results=results)}`."
+            )
+        elsewhere = command(verb, f"mlflow:{spec.experiment}", "--uri", "URI")
+        raise NoRowsError(
+            f"the study {spec.name!r} has no rows in {ledger.name} yet; run it with "
+            f"`{command('run', *words, results=results)}`, or read one that was run elsewhere from its tracking "
+            f"server: `{elsewhere}`."
+        )
+    table, ended = run_table(plan, rows), ""
+    # The end of this search follows from the rows.
+    if isinstance(spec.search, CrossingSection) and (
+        ending := make_search(spec, plan, outcomes(rows)).ending
+    ):
+        ended = ending.words
+    known = {
+        **report_facts(spec, plan, table, ended),
+        "curves": curve_table(rows),
+        "measures": layer_table(plan, rows),
+    }
+    failed = {
+        planned.title: row.reason or ""
+        for planned in with_recorded(plan, rows).pool
+        if (row := rows.get(planned.cell.key)) and row.status == "failed"
+    }
+    return StudyRuns(spec.name, table, known, plan, failed, results)
+
+
+def named_store(uri: str | None, results: Path) -> str:
+    """Return the URI of the store: `--uri`, else MLFLOW_TRACKING_URI, else that of the results folder."""
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or tracking_uri("auto", results)
+
+
+def existing(uri: str) -> str:
+    """Return the URI of a store that exists.
+
+    Raises:
+        SpecError: its file is missing (MLflow would create an empty one), or its server does not answer.
+    """
+    file = sqlite_file(uri)
+    if file is not None and not file.is_file():
+        raise SpecError(
+            f"there is no MLflow store in {file.parent} ({file.name}); run a study first, such as "
+            f"`{command('run', 'quickstart')}`, or name the store with --results DIR or --uri URI."
+        )
+    if problem := server_problem(uri):
+        raise SpecError(f"{problem}; start it, or name another with --uri.")
+    silence_mlflow()
+    return uri
+
+
+def fit_and_report(
+    plan: Plan, rows: Mapping[str, Row], where: StudyPaths, runs: RunTable, ended: str
+) -> tuple[Fit, Path]:
+    """Fit a study's run table and write `report.html`, `fit.json`, `runs.csv` and the figures.
+
+    `ended` is why the search ended, a sentence, or empty.
+    """
+    from analysis.report.study_page import write_report
+
+    spec = plan.planner.spec
+    result = study_fit(plan, runs, where.results)
+    known = {
+        **report_facts(spec, plan, runs, ended),
+        "curves": curve_table(rows),
+        "measures": layer_table(plan, rows),
+    }
+    return result, write_report(runs, result, where.folder, title=spec.name, **known)
+
+
+def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dict[str, Any]:
+    """The arguments of `write_report` that follow from the plan, with the provenance of the numbers as `facts`."""
+    search, frame = plan.search, runs.frame
+    if "purpose" in frame.columns:
+        frame = frame[frame["purpose"] == ""]
+    depths = ", ".join(f"{depth:g}" for depth in sorted(frame["depth"].unique()))
+    sizes = sorted(frame["params"].unique())
+    trained = int((frame["status"] != "failed").sum())
+    facts = {
+        "study": spec.description or spec.name,
+        **({"claim": spec.claim} if spec.claim else {}),
+        "data": f"{spec.data.kind}, {plan.vocabulary} tokens in the vocabulary, content {plan.cells[0].cell.data_key}",
+        "network": describe_network(plan.cells),
+        "training": _training(plan),
+        "cells": f"{len(frame):,} of {'at most ' if search.chooses_cells else ''}{plan.cell_count:,} planned; depths "
+        f"{depths}; {counted(len(sizes), 'size')} from N = {sizes[0]:,.0f} to {sizes[-1]:,.0f}; listed in runs.csv",
+        "seeds": ", ".join(map(str, spec.training.seed_values)),
+        "protocol": plan.protocol,
+        "revision": revision(),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+    }
+    return {
+        "facts": facts,
+        "entropy": plan.entropy,
+        "spec_text": spec.to_yaml(),
+        # A search that chooses its cells may end before it has trained them all.
+        "cells": (trained, plan.cell_count)
+        if trained < plan.cell_count and not search.chooses_cells
+        else None,
+        "search": None if search.is_grid else SearchInfo(objective_of(spec), ended),
+    }
+
+
+def _training(plan: Plan) -> str:
+    """The training tokens of the cells, their steps and their precision."""
+    spec, recipe = plan.planner.spec, plan.planner.recipe
+    ratio, computes = spec.training.tokens_per_parameter, spec.frontier.compute_values
+    levels = [f"{tokens:,}" for tokens in sorted({planned.tokens for planned in plan.cells})]
+    steps = sorted({planned.cell.recipe.steps for planned in plan.cells})
+    span = f"{steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"{steps[0]:,}"
+    each = f"{listed(levels)} tokens per cell" if ratio is None else f"{ratio:g} tokens per parameter"
+    if computes:
+        each = f"equal FLOPs: {compute_words(computes)}"
+    return f"{each} ({span} steps of {recipe.batch} × {recipe.context}), precision {recipe.precision}"
+
+
+def fit_source(source: Runs, *, level: float, tokens: float | None, unit: UnitOption) -> Fit:
+    """Fit a run table; of a study, with the check of its learning rate and the cost of what is missing."""
+    if isinstance(source, StudyRuns):
+        return study_fit(source.plan, source.table, source.results, unit=unit, level=level, tokens=tokens)
+    return fit(source.table, level=level, tokens=tokens, unit=unit)
+
+
+def study_fit(
+    plan: Plan, table: RunTable, results: Path, *, unit: UnitOption = "nats", **options: Any
+) -> Fit:
+    """Fit the run table of a study in `results`, and plan what is missing; `options` are those of `study_of`."""
+    study = study_of(table, **options)
+    found = fit_of(study, unit)
+    following = found.next_depth and _planned_depth(plan, results, found.next_depth)
+    return replace(
+        found,
+        learning_rate=planned_check(plan, results, study),
+        next_depth=following,
+        next_sizes=found.next_sizes and _planned_sizes(plan, results, found.next_sizes),
+    )
+
+
+def _run_with(plan: Plan, results: Path, *overrides: str) -> str:
+    """The command that adds something to a study."""
+    return command("run", study_source(plan.planner.spec, results), *overrides, results=results)
+
+
+def _planned_depth(plan: Plan, results: Path, following: NextDepth) -> NextDepth:
+    """The next depth with the command that adds it, and the cells and FLOPs that this adds if they can be planned."""
+    spec = plan.planner.spec
+    if not spec.frontier.depths:
+        return following
+    depths = sorted({*spec.frontier.depths, following.depth})
+    following = replace(
+        following, how=_run_with(plan, results, f"frontier.depths=[{','.join(map(str, depths))}]")
+    )
+    frontier = spec.frontier.model_copy(update={"depths": depths})
+    found = spec.model_copy(update={"frontier": frontier}).shapes
+    more = [one for one in found if one.shape.depth == following.depth]
+    try:
+        cells = [cell for one in more for cell in plan.planner.cells(one, spec.training.seed_values)]
+    except SpecError:  # the option itself reports why a shape cannot be trained
+        return following
+    if not cells:
+        return following
+    return replace(following, runs=len(cells), flops=math.fsum(cell.flops for cell in cells))
+
+
+def _planned_sizes(plan: Plan, results: Path, following: NextSizes) -> NextSizes:
+    """The next sizes with the command that adds a factor to `frontier.spread`, and the cells and FLOPs of this.
+
+    Larger sizes have fewer steps, which may be too few; the sizes then have the reason instead.
+    """
+    spec = plan.planner.spec
+    factors = sorted(spec.frontier.spread or ())
+    wider = [
+        *([factors[0] ** 2 / factors[1]] if following.smaller else []),
+        *factors,
+        *([factors[-1] ** 2 / factors[-2]] if following.larger else []),
+    ]
+    changed = yaml_file.changed(spec.model_dump(mode="json"), {"frontier.spread": wider})
+    try:
+        sizes = parse_spec(changed, f"with `frontier.spread` {wider}").shapes
+        cells = [cell for one in sizes for cell in plan.planner.cells(one, spec.training.seed_values)]
+    except SpecError as error:
+        return replace(following, refused=str(error))
+    how = _run_with(plan, results, f"frontier.spread=[{','.join(f'{one:.4g}' for one in wider)}]")
+    new = [cell for cell in cells if plan.by_key(cell.cell.key) is None]
+    return replace(following, how=how, runs=len(new), flops=math.fsum(cell.flops for cell in new))
+
+
+def planned_check(plan: Plan, results: Path, study: Study) -> RateCheck | None:
+    """The check with the cells, FLOPs and seconds of its missing part by the plan, and the command that adds it.
+
+    None if no pair of depths can be compared.
+    """
+    check = study.learning_rate
+    if check is None or check.checked:
+        return check
+    cells, key, factors = _missing_cells(plan, study)
+    sets = [f"{key}=[{','.join(f'{factor:g}' for factor in factors)}]"]
+    if key == "search.lr_factors":
+        sets += ["sensitivity=null"] * (plan.planner.spec.sensitivity is not None)
+        sets += ["search.sampler=grid"] * plan.search.chooses_cells
+    return replace(
+        check,
+        runs=len(cells),
+        how=f"add it with `{_run_with(plan, results, *sets)}`",
+        flops=math.fsum(cell.flops for cell in cells),
+        seconds=wall_seconds([(cell.seconds, cell.layout.ranks) for cell in cells], plan.slots),
+    )
+
+
+def _missing_cells(plan: Plan, study: Study) -> tuple[list[PlannedCell], str, tuple[float, ...]]:
+    """The cells of the missing part, and the key and value that add them."""
+    spec = plan.planner.spec
+    parts = [study.runs, *([study.sensitivity_runs] if study.sensitivity_runs else [])]
+    ended = {cell for part in parts for cell in part.frame.loc[part.frame["status"] != "failed", "cell"]}
+    rates = spec.search.lr_factors
+    asked = (spec.sensitivity or SensitivitySection()).lr_factors
+    # `sensitivity` has the crossings in N, where depths are not compared at equal FLOPs.
+    if len(rates) == 1 and spec.frontier.flops is None:
+        # Wider than asked for if all of that has been trained.
+        for factors in (asked, _wider((1.0, *asked))):
+            section = SensitivitySection(lr_factors=tuple(factor for factor in factors if factor != 1))
+            cells = sensitivity_cells(spec.model_copy(update={"sensitivity": section}), plan, study)
+            if missing := [cell for cell in cells if cell.cell.key not in ended]:
+                return missing, "sensitivity.lr_factors", section.lr_factors
+    # No crossing lies inside the sizes: all shapes at other rates.
+    wider = _wider(rates) if len(rates) > 1 else tuple(rates[0] * factor for factor in (0.5, 1.0, 2.0))
+    base = [cell for cell in plan.cells if cell.lr_factor == rates[0]]
+    new = [factor for factor in wider if factor not in rates]
+    return [cell for cell in base for _ in new], "search.lr_factors", wider
+
+
+def _wider(factors: Sequence[float]) -> tuple[float, ...]:
+    """Half of the lowest factor, the factors, and double the highest, ascending."""
+    return (min(factors) / 2, *sorted(factors), max(factors) * 2)

@@ -1,0 +1,338 @@
+"""`interplay export`: find the kept weights of a cell and copy them as a HuggingFace folder with a model card."""
+
+import contextlib
+import csv
+import math
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from analysis.units import bits_per_byte
+from core.command_line import command
+from core.errors import InputError, near_misses, some
+from study.errors import SpecError
+from study.plan.plan import make_plan
+from study.spec.study import load_spec
+from study.spec.yaml_file import SPEC
+from study.tracking.study_paths import StudyPaths, study_paths_of
+from trainables.model.family import family
+from trainables.record import RECORD, Record, RecordError, damage, read_record, refuse_filled
+from trainables.storage.storage import open_storage, reason
+
+CONFIG = "config.json"
+CARD = "README.md"
+
+TEMPLATE = """---
+library_name: transformers
+{pipeline}tags:
+- interplay
+- {network}
+---
+
+# {name}
+
+One cell of a study of depth against width, trained by Interplay.
+
+| | |
+|---|---|
+{table}
+{note}
+```python
+{loading}
+```
+
+`{record}` holds the whole cell; `python -m trainables` trains its `cell` again.
+"""
+
+#: Candidates that an error lists at most.
+LISTED = 40
+#: The name of the cell of the lowest loss at the largest size.
+BEST = "best"
+#: Fewest digits that abbreviate a key; fewer are taken for a typing error.
+SHORTEST = 4
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A folder of kept weights of a study; `problem` is why its record cannot be read."""
+
+    study: StudyPaths
+    folder: Path
+    record: Record | None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The cell's name; empty without a record."""
+        return self.record.cell.name if self.record else ""
+
+    def __str__(self) -> str:
+        if self.record is None:
+            return f"{self.folder.name} (its record cannot be read)"
+        return f"{self.name} ({self.record.tokens:,} tokens, loss {self.record.loss:.4f})"
+
+
+def export_cell(study: str, cell: str | None, out: Path | None, results: Path) -> dict[str, Any]:
+    """Copy the weights of a cell of a study (see `find`) to an empty or new folder; return the document of `--json`.
+
+    An existing folder is filled, not replaced, because it may be a mount or a shell's working directory. On an error
+    what was copied is removed.
+
+    Raises:
+        SpecError: `cell` or `out` is missing, none or several cells match, or the weights were not kept.
+        InputError: `out` holds files, or the kept folder is damaged.
+    """
+    if out is not None:
+        refuse_filled(out, "--out")
+    kept = find(study, cell, results.resolve(), out)
+    if out is None:
+        name = f"{kept.study.name}-{kept.name}"
+        again = command("export", study, cell or kept.name, "--out", name, results=results)
+        raise SpecError(f"Name the folder of the model: `{again}`.")
+    record = kept.record
+    assert record is not None
+    # `out` may be a link, also one whose target does not exist yet.
+    target = Path(os.path.realpath(out))
+    made = not target.is_dir()
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        (target / CARD).write_text(model_card(record, kept.study.name), encoding="utf-8")
+        # The config comes last: without it nothing loads a copy that was killed.
+        for path in sorted(kept.folder.iterdir(), key=lambda path: path.name == CONFIG):
+            shutil.copy2(path, target / path.name)
+    except OSError:
+        for path in target.iterdir():
+            path.unlink()
+        if made:
+            target.rmdir()
+        raise
+    copied = ("loss", "step", "tokens", "params", "total_params", "vocabulary", "tokenizer", "revision")
+    return {
+        "cell": record.key,
+        "name": record.cell.name,
+        "study": kept.study.name,
+        "folder": str(out),
+        "files": sorted(path.name for path in out.iterdir()),
+        **{name: getattr(record, name) for name in copied},
+        "bits_per_byte": bits_per_byte(record.loss, record.bytes_per_token),
+        "python": list(loading(record, str(out))),
+    }
+
+
+def export_text(written: dict[str, Any]) -> Text:
+    """Return the message of `interplay export`; its last two lines load the model."""
+    per_byte = "" if written["bits_per_byte"] is None else " ({bits_per_byte:.6f} bits per byte of text)"
+    text = (
+        "Wrote {study} {name} ({cell}) to {folder}.\n"
+        f"Validation loss {{loss:.6f}} nats per token{per_byte} after {{tokens:,}} tokens."
+    ).format(**written)
+    if written["tokenizer"] is None:
+        text += "\nIts tokens are symbols, not text: there is no tokenizer."
+    return Text.assemble(text, "\n\n", ("\n".join(written["python"]), "bold"))
+
+
+def find(study: str, cell: str | None, results: Path, out: Path | None = None) -> Kept:
+    """Return the kept weights of a cell by its key, its first digits, its name such as L2-d16-s0, or as `best`.
+
+    `study` is a name in the results folder, a preset or a YAML file. `out` is of the commands that errors propose.
+
+    Raises:
+        InputError: the weights are damaged. Unreadable records of other cells are ignored.
+        SpecError: none or several cells match; lists the candidates, or why there are no weights.
+    """
+    # A spec that cannot be read any more has weights all the same.
+    name = study if (results / study / SPEC).is_file() else load_spec(study, (), results).name
+    paths = study_paths_of(results / name)
+    kept = _all_kept(paths)
+    where = f"study {name!r} in {results}"
+
+    def again(other: str) -> str:
+        return command("export", study, other, "--out", str(out or f"{name}-{other}"), results=results)
+
+    if cell is None and kept:
+        raise SpecError(f"Name a cell of the {where}: {BEST}, {_list(kept)}. For example: `{again(BEST)}`.")
+    if cell == BEST and (best := _best(paths, kept)):
+        found = [best]
+    else:
+        found = [one for one in kept if cell and _is_asked(cell, one.folder.name, one.name)]
+    if len(found) > 1:
+        # Cells of one name differ in their tokens or in their learning rate.
+        keys = some([f"{one.folder.name} = {one}" for one in found], LISTED)
+        raise SpecError(
+            f"{len(found)} cells of the {where} match {cell!r}: {keys}. Give the key or its first digits."
+        )
+    if not found:
+        names = [one.name for one in kept if one.name]
+        near = cell and ([one for one in names if one.startswith(cell)] or near_misses(cell, names))
+        meant = f"; did you mean `{again(near[0])}`?" if near else "."
+        asked = f"a cell {cell!r}" if cell else "any cell"
+        raise SpecError(
+            (cell and _why_not_kept(cell, paths))
+            or f"the {where} has no weights of {asked}{meant} It has weights of {_list(kept) or 'no cell'}; "
+            f"cells in training have none. `{command('status', study, '--json', results=results)}` lists all cells."
+        )
+    (one,) = found
+    if problem := _problem(one):
+        raise InputError(
+            f"the weights of cell {one.folder.name} of the study {name!r} are damaged: {problem}. "
+            f"{_train_again(paths, one.folder.name)}"
+        )
+    return one
+
+
+def _best(paths: StudyPaths, kept: Sequence[Kept]) -> Kept | None:
+    """The cell of the lowest loss among those of the largest size, or compute, that have weights."""
+    plan = make_plan(load_spec(str(paths.folder / SPEC)), to_read=True)
+    budgets = {planned.cell.key: planned.compared_at for planned in plan.pool}
+    sized = [(budgets[one.folder.name], one) for one in kept if one.record and one.folder.name in budgets]
+    largest = max((budget for budget, _ in sized), default=None)
+    return min(
+        (one for budget, one in sized if budget == largest),
+        key=lambda one: one.record.loss if one.record else math.inf,
+        default=None,
+    )
+
+
+def _is_asked(cell: str, key: str, name: str) -> bool:
+    return cell in (key, name) or (len(cell) >= SHORTEST and key.startswith(cell))
+
+
+def _list(kept: Sequence[Kept]) -> str:
+    def place(one: Kept) -> tuple[bool, int, str]:
+        return one.record is None, one.record.params if one.record else 0, str(one)
+
+    return some([str(one) for one in sorted(kept, key=place)], LISTED)
+
+
+def _all_kept(study: StudyPaths) -> list[Kept]:
+    """Return the weights of a study; of an object store, download the records only."""
+    storage, kept = open_storage(study.models), []
+    models = study.folder / "models" if storage.is_remote else storage.local
+    try:
+        for tag in sorted(tag for tag in storage.tags() if not tag.startswith(".")):
+            folder = models / tag
+            if storage.is_remote:
+                record = storage.read(tag, RECORD)
+                if record is None:
+                    continue
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / RECORD).write_bytes(record)
+            try:
+                kept.append(Kept(study, folder, read_record(folder)))
+            except RecordError as error:
+                kept.append(Kept(study, folder, None, error.what))
+    except OSError as error:
+        raise SpecError(
+            f"the weights of the study {study.name!r} are in {storage.name}, which cannot be read: {reason(error)} "
+            "Export on a machine with access (the head of the cluster), or set credentials here (for S3 "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile)."
+        ) from error
+    return kept
+
+
+def _problem(kept: Kept) -> str | None:
+    """Return how a folder is damaged; of an object store, download it first."""
+    if kept.record is None:
+        return kept.problem
+    storage = open_storage(kept.study.models)
+    if storage.is_remote:
+        # `damage` reports a missing file by its name.
+        with contextlib.suppress(FileNotFoundError):
+            storage.fetch(kept.folder.name, kept.record.files, kept.folder.parent)
+    return damage(kept.folder, kept.record)
+
+
+def _why_not_kept(cell: str, study: StudyPaths) -> str | None:
+    """Return why a finished cell of a study has no weights; None if the study has no such row."""
+    if not study.runs.is_file():
+        return None
+    with study.runs.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        key, name = row["cell"], f"L{row['depth']}-d{row['width']}-s{row['seed']}"
+        if not _is_asked(cell, key, name):
+            continue
+        subject = f"cell {key} ({name}) of the study {study.name!r} is {row['status']} and has no weights"
+        if row["status"] != "done":
+            return f"{subject}: {row.get('reason') or 'no reason given'}"
+        recipe = load_spec(str(study.folder / SPEC)).recipe
+        if not family(recipe.network).is_huggingface(recipe):
+            return f"{subject}: HuggingFace has no class for its `training.network` or `training.residual`."
+        return (
+            f"{subject}: `resources.keep_weights` was none, the disk was full, or they were removed. "
+            f"{_train_again(study, key)}"
+        )
+    return None
+
+
+def _train_again(study: StudyPaths, key: str) -> str:
+    """Return how to make lost weights again; `interplay run` skips cells that have their row."""
+    plan, data = command("plan", str(study.folder / SPEC), "--cell", key), shlex.quote(str(study.data))
+    return (
+        f"Train it again by hand: `{plan} > cell.json`, then "
+        f"`python -m trainables cell.json --data {data} --weights DIR`; DIR is then the model."
+    )
+
+
+def loading(record: Record, folder: str) -> tuple[str, str]:
+    """Return two lines of Python that load an exported folder."""
+    model = f"model = AutoModelForCausalLM.from_pretrained({folder!r})"
+    if record.tokenizer is None:
+        return "from transformers import AutoModelForCausalLM", model
+    return (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"{model}; tokenizer = AutoTokenizer.from_pretrained({folder!r})",
+    )
+
+
+def model_card(record: Record, study: str) -> str:
+    """Return the README of a cell's exported folder."""
+    cell, layout = record.cell, record.layout
+    shape, recipe = cell.shape, cell.recipe
+    tokenizer = {
+        None: "symbols",
+        "bytes": "bytes and end of text",
+        "bpe": "byte-level BPE",
+        "file": "those of the tokenizer in this folder, of which training added none but the end of a document",
+    }[record.tokenizer]
+    bits = bits_per_byte(record.loss, record.bytes_per_token)
+    per_byte = "" if bits is None else f", {bits:.6f} bits per byte of text"
+    bound = "" if record.entropy is None else f"; no model can do better than {record.entropy:.6f}"
+    facts = {
+        "network": family(recipe.network).describe([shape], recipe),
+        "shape": f"depth {shape.depth}, width {shape.width}, {shape.heads} heads of {shape.head_width}"
+        + ("" if shape.kv_heads is None else f", {shape.kv_heads} key-value heads"),
+        "parameters": f"{record.params:,} by 12·L·d²; {record.total_params:,} in total",
+        "context": f"{recipe.context} tokens",
+        "data": f"{cell.data.describe()} (content {cell.data_key})",
+        "tokens": f"{tokenizer}, {record.vocabulary:,} symbols",
+        "training": f"{record.step:,} steps of {recipe.batch} sequences, {record.tokens:,} tokens, {recipe.precision}",
+        "learning rate": f"peak {cell.lr:.6g}, seed {cell.seed}",
+        "validation loss": f"{record.loss:.6f} nats per token{per_byte}{bound}",
+        "layout": f"tensor_parallel {layout.tensor_parallel}, data_parallel {layout.data_parallel}, ZeRO {layout.zero}",
+        "study": study,
+        "cell": record.key,
+        "revision": record.revision or "unknown",
+        "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
+    }
+    note = ""
+    if record.tokenizer is None:
+        note = f"\nIts tokens are {cell.data.describe_ids()}, not text: there is no tokenizer.\n"
+    return TEMPLATE.format(
+        pipeline="pipeline_tag: text-generation\n" if record.tokenizer else "",
+        name=cell.name,
+        network=recipe.network,
+        table="\n".join(
+            "| {} | {} |".format(fact, value.replace("|", "\\|").replace("\n", " "))
+            for fact, value in facts.items()
+        ),
+        note=note,
+        loading="\n".join(loading(record, ".")),
+        record=RECORD,
+    )

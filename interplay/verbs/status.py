@@ -1,0 +1,178 @@
+"""`interplay status`: which cells are done, running, failed (and why) or missing, from the files of a study alone."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from core.command_line import command
+from core.files import to_json
+from study.errors import SpecError
+from study.plan import Plan, PlannedCell, make_plan
+from study.spec.recorded import study_source
+from study.spec.study import StudySpec, load_spec, members
+from study.spec.yaml_file import SPEC
+from study.tracking.ledger import Row, study_rows, with_recorded
+from study.tracking.study_paths import StudyPaths, study_paths
+
+if TYPE_CHECKING:
+    # A status without a fit loads no numerical library.
+    from analysis.fit.rate_check import RateCheck
+
+KINDS = ("done", "diverged", "failed", "running", "missing")
+
+
+@dataclass(frozen=True)
+class StudyStatus:
+    """The state of each cell by key: done, diverged, failed, running or missing; `driver` is the process that runs it.
+
+    A search has no missing cells: those that it has not chosen are not listed.
+    """
+
+    plan: Plan
+    paths: StudyPaths
+    rows: dict[str, Row]
+    states: dict[str, str]
+    driver: int | None
+
+    @property
+    def cells(self) -> list[PlannedCell]:
+        """The cells that have a state."""
+        return [planned for planned in self.plan.pool if planned.cell.key in self.states]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of cells in each state."""
+        return Counter(self.states.values())
+
+    @cached_property
+    def answer(self) -> "tuple[list[str], RateCheck | None]":
+        """The answer of the last finished run, and whether the learning rate was checked; empty without a fit."""
+        fit = self.paths.fit
+        if fit is None:
+            return [], None
+        return fit.in_short, fit.learning_rate
+
+
+def study_status(spec: StudySpec, results: Path) -> StudyStatus:
+    """Read the state of a study; changes nothing."""
+    plan, paths = make_plan(spec, to_read=True), study_paths(spec, results.resolve())
+    rows = study_rows(plan, paths.ledger.rows())
+    plan, driver = with_recorded(plan, rows), paths.driver()
+    running = paths.unfinished.running if driver else set()
+    states: dict[str, str] = {}
+    for planned in plan.pool:
+        key = planned.cell.key
+        if key in running or key in rows:
+            states[key] = "running" if key in running else rows[key].status
+        elif not plan.search.chooses_cells:
+            states[key] = "missing"
+    return StudyStatus(plan, paths, rows, states, driver)
+
+
+def status(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableType]:
+    """The state of a study, or of each study of a series, as a JSON document and for a terminal."""
+    if spec.vary is not None:
+        each = {value: status(one, results) for value, one in members(spec).items()}
+        documents = [{"value": value, **document} for value, (document, _) in each.items()]
+        view = Group(*(view for _, view in each.values()))
+        return {"study": spec.name, "vary": spec.varied_key, "members": documents}, view
+    state = study_status(spec, results)
+    return status_json(state), status_table(state)
+
+
+def status_of_all(results: Path) -> tuple[list[dict[str, Any]], RenderableType]:
+    """The counts of every study of a results folder as a JSON document, and one line each for a terminal."""
+    found: list[dict[str, Any]] = []
+    table, problems = _table("study", "process"), []
+    for file in sorted(results.glob(f"*/{SPEC}")):
+        try:
+            state = study_status(load_spec(str(file)), results)
+        except SpecError as error:
+            found.append({"study": file.parent.name, "problem": str(error)})
+            table.add_row(file.parent.name, "unread")
+            problems.append(Text(str(error), style="yellow"))
+            continue
+        found.append({"study": state.plan.name, "driver": state.driver, "counts": state.counts})
+        table.add_row(state.plan.name, *_numbers(state.states.values()), str(state.driver or "-"))
+    return found, Group(table, *problems) if found else Text(f"There is no study in {results} yet.")
+
+
+def status_json(state: StudyStatus) -> dict[str, Any]:
+    """The state of a study as a JSON document; `flops` are those of the cells that have a row."""
+    answer, learning_rate = state.answer
+    cells, trained = [], []
+    for planned in state.cells:
+        row = state.rows.get(planned.cell.key)
+        if row:
+            trained.append(planned.flops * row.trained_share)
+        cells.append(
+            {
+                "cell": planned.cell.key,
+                "name": planned.title,
+                "budget": planned.budget,
+                **({} if planned.compute is None else {"compute": planned.compute}),
+                "state": state.states[planned.cell.key],
+                "loss": row.loss if row else None,
+                "bits_per_byte": row.bits_per_byte if row else None,
+                "reason": row.reason if row else None,
+            }
+        )
+    document: dict[str, Any] = to_json(
+        {
+            "study": state.plan.name,
+            "driver": state.driver,
+            "counts": state.counts,
+            "flops": math.fsum(trained),
+            "answer": answer,
+            "learning_rate": learning_rate,
+            "cells": cells,
+        }
+    )
+    return document
+
+
+def status_table(state: StudyStatus) -> RenderableType:
+    """The state of a study for a terminal: counts by depth, then each failure with its reason."""
+    table, lines = _table("depth"), []
+    by_depth: dict[int, list[str]] = {}
+    for planned in state.cells:
+        key = planned.cell.key
+        by_depth.setdefault(planned.cell.shape.depth, []).append(state.states[key])
+        row = state.rows.get(key)
+        if row and row.reason:
+            lines.append(Text(f"{row.status} {planned.title} ({key}): {row.reason}", style="red"))
+    for depth, states in sorted(by_depth.items()):
+        table.add_row(str(depth), *_numbers(states))
+    table.add_row("all", *_numbers(state.states.values()), style="bold")
+    answer, learning_rate = state.answer
+    lines += [Text(sentence) for sentence in answer]
+    if learning_rate:
+        lines.append(Text(learning_rate.sentence))
+    if state.rows and (not answer or state.counts["running"] or state.counts["missing"]):
+        last = "This is the answer of the last finished run. " if answer else ""
+        fit = command(
+            "fit", study_source(state.plan.planner.spec, state.paths.results), results=state.paths.results
+        )
+        lines.append(Text(f"{last}`{fit}` fits the rows so far.", style="dim"))
+    driver = f"run by process {state.driver}" if state.driver else "not running"
+    return Group(Text(f"{state.plan.name}: {driver}"), table, *lines)
+
+
+def _table(first: str, *last: str) -> Table:
+    table = Table(box=None, header_style="dim")
+    for name in (first, *KINDS, *last):
+        table.add_column(name, justify="left" if name == "study" else "right")
+    return table
+
+
+def _numbers(states: Iterable[str]) -> list[str]:
+    counts = Counter(states)
+    return [str(counts[kind] or "-") for kind in KINDS]

@@ -19,7 +19,8 @@ import tomllib
 from pathlib import Path
 
 project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
-print(project["name"], *project["dependencies"], *project["optional-dependencies"]["cluster"], sep="\n")
+extras = project["optional-dependencies"]
+print(project["name"], *project["dependencies"], *extras["train"], *extras["cluster"], sep="\n")
 PYTHON
     "$1" -m pip install --dry-run --no-index --disable-pip-version-check -c "$repository/constraints.txt" -r /dev/stdin
 }

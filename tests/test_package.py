@@ -11,8 +11,6 @@ import pytest
 
 pytestmark = [pytest.mark.slow]
 ROOT = Path(__file__).parent.parent
-#: What `interplay plan` imports; the rest of the dependencies are 2 GB that a plan does not need.
-NEEDED = ("filelock", "numpy", "nvidia-ml-py", "psutil", "pydantic", "pyyaml", "rich", "typer")
 
 
 def ignored(folder, names):
@@ -22,45 +20,107 @@ def ignored(folder, names):
     return shutil.ignore_patterns(*patterns, *own)(folder, names)
 
 
-def test_a_wheel_installed_in_an_empty_environment_plans_the_quickstart(tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(ROOT, source, ignore=ignored)
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, source],
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    venv.create(tmp_path / "env", with_pip=True)
-    python = tmp_path / "env" / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
-    subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), *NEEDED], check=True)
-    outside = tmp_path / "outside"
+@pytest.fixture(scope="module")
+def interplay(tmp_path_factory):
+    """Run the command of a wheel in an environment of its own, outside the checkout; return the finished process."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source, outside = folder / "source", folder / "outside"
     outside.mkdir()
-    command = [str(tmp_path / "env" / "bin" / "interplay"), "plan"]
+    shutil.copytree(ROOT, source, ignore=ignored)
+    build = [sys.executable, "-m", "build", "--wheel", "--outdir", folder, source]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    venv.create(folder / "env", with_pip=True)
+    programs = folder / "env" / "bin"
+    options = ["-qq", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
+    subprocess.run([programs / "pip", "install", *options, wheel], check=True)
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(outside), "COLUMNS": "100"}
+
+    def run(*arguments, program="interplay"):
+        return subprocess.run(
+            [programs / program, *arguments],
+            cwd=outside, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    run.outside, run.packages = outside, next((folder / "env").glob("lib/*/site-packages"))
+    return run
+
+
+def test_a_wheel_brings_what_a_fit_needs_and_not_what_training_needs(interplay):
+    """The numbers are those of this environment, which has everything."""
+    names = {path.name for path in interplay.packages.iterdir()}
+    assert not names & {
+        "torch",
+        "ray",
+        "deepspeed",
+        "transformers",
+        "mlflow",
+        "optuna",
+        "pyarrow",
+        "tests",
+        "benchmarks",
+    }
+    table = interplay.outside / "runs.csv"
+    losses_of_lines(table)
+    fit = interplay("fit", "runs.csv", "--json")
+    assert fit.returncode == 0, fit.stderr
+    here = subprocess.run(
+        [sys.executable, "-m", "interplay", "fit", str(table), "--json"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(fit.stdout)["crossings"] == json.loads(here.stdout)["crossings"]
+    assert interplay("report", "runs.csv", "--out", "page").returncode == 0
+    assert (interplay.outside / "page" / "report.html").is_file()
+    at = json.loads(interplay("recommend", "100k", "--fit", "page", "--json").stdout)
+    assert at[0]["params"] == 100_000
+    assert interplay("audit", "--depth", "32", "--width", "4096", "--json").returncode == 0
+
+
+def losses_of_lines(path):
+    """Write a run table of two depths whose losses cross."""
+    lines = ["depth,width,heads,seed,lr,tokens,loss"]
+    for depth, offset in ((1, 0.0), (2, 0.02)):
+        for width in (32, 48, 64, 96, 128):
+            n = 12 * depth * width**2
+            for seed in range(3):
+                loss = 2 + 30 * n ** -(0.3 + offset) + offset * 10 * n**-0.3 + 1e-4 * seed
+                lines.append(f"{depth},{width},4,{seed},0.001,1000000,{loss}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        (("run", "quickstart"), "ray"),
+        (("try", "quickstart"), "torch"),
+        (("ui",), "mlflow"),
+        (("fit", "mlflow:study"), "mlflow"),
+        (("fit", "runs.parquet"), "pyarrow"),
+    ],
+)
+def test_what_the_light_package_lacks_is_named_with_the_command(interplay, arguments, missing):
+    (interplay.outside / "runs.parquet").write_bytes(b"PAR1")
+    done = interplay(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert f"needs {missing}, of the extra `train`" in done.stderr
+    assert "pip install 'interplay[train]'" in done.stderr
+
+
+def test_a_wheel_plans_and_lists_the_presets(interplay):
     for preset in ("quickstart", "levine2020"):
-        done = subprocess.run(
-            [*command, preset], cwd=outside, capture_output=True, text=True, check=False, env=environment
-        )
+        done = interplay("plan", preset)
         assert done.returncode == 0, done.stderr
         assert preset in done.stdout
-    listed = subprocess.run(
-        [command[0], "presets", "--json"],
-        cwd=outside,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
+    listed = interplay("presets", "--json")
     assert listed.returncode == 0, listed.stderr
     assert any(record["result"] for record in json.loads(listed.stdout)), "the recorded results are there too"
+
+
+def test_a_wheel_has_the_data_of_its_packages(interplay):
     for file in (
         "py.typed",
         "report/templates/page.html.j2",
         "audit/known_models.yaml",
         "audit/gemstones.jsonl",
     ):
-        assert list((tmp_path / "env").glob(f"lib/*/site-packages/analysis/{file}"))
-    assert not list((tmp_path / "env").glob("lib/*/site-packages/tests"))
+        assert (interplay.packages / "analysis" / file).is_file()

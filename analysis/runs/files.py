@@ -20,6 +20,7 @@ import pandas as pd
 from analysis.runs.columns import OPTIONAL_TEXT, TEXT
 from analysis.runs.headings import best_loss, column_of, loss_heading
 from core.errors import InputError, shortened
+from core.extras import need
 from core.numbers import counted, listed
 
 #: Endings of the tables that `read_file` reads, in lower case; text may also be compressed.
@@ -86,6 +87,8 @@ def read_file(path: Path, columns: Mapping[str, str]) -> tuple[pd.DataFrame, lis
             f"{path} has the ending {path.suffix or '(none)'!r}. A run table ends in {', '.join(SUFFIXES)}, "
             f"perhaps followed by {', '.join(_COMPRESSED)}."
         )
+    if suffix in (".parquet", ".pq"):
+        need("reading Parquet", "train", "pyarrow")
     try:
         if suffix in (".parquet", ".pq"):
             return pd.read_parquet(path).reset_index(drop=True), []

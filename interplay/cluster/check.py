@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from core.extras import need
 from core.numbers import duration
-from interplay.cluster.cluster_file import TYPES, ClusterFile, Finding, need, read
+from interplay.cluster.cluster_file import TYPES, ClusterFile, Finding, read
 from interplay.cluster.prices import Option, Pool, StudyPrice, hour, pools, price_study
 from interplay.cluster.rules import check_any, check_aws, check_local, check_schema, refuse_legacy
 from study.errors import SpecError
@@ -66,7 +67,7 @@ def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> 
         raise SpecError(
             f"{name} has `provider.type: {file.provider}`; this command supports {' and '.join(PROVIDERS)}."
         )
-    need("checking a cluster file", "botocore")
+    need("checking a cluster file", "cluster", "botocore")
     check_schema(file)
     PROVIDERS[file.provider](file)
     check_any(file)
@@ -102,7 +103,7 @@ def check_view(checked: Checked) -> RenderableType:
         lines.append(
             Text(
                 f"Prices: of {table.region}{elsewhere}, {table.date}, with disks and public addresses, without "
-                f"start-up time, the bucket, tax and traffic. Spot is assumed to cost {table.spot_share:.0%} of on "
+                f"start-up time, the bucket, tax and traffic. Spot is assumed to cost {table.spot:.0%} of on "
                 f"demand. Current prices: {table.page}",
                 style="dim",
             )

@@ -5,12 +5,9 @@ Whoever has the token can run programs on every machine, so it is never printed.
 
 import re
 import secrets
-import shlex
 import stat
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -221,28 +218,6 @@ def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int
         yield from _lines(value, place)
     for other in merged:
         yield from _lines(other, path)
-
-
-def need(purpose: str, module: str) -> None:
-    """Raise a SpecError with the command that installs a library of the extra `cluster`, if it is missing."""
-    try:
-        import_module(module)
-    except ImportError as error:
-        raise SpecError(
-            f"{purpose} needs {module}, of the extra `cluster`; install it: {install_command('cluster')}"
-        ) from error
-
-
-def install_command(extra: str) -> str:
-    """Return the shell command that installs an extra into this environment, from the clone if there is one."""
-    pip = Path(sys.prefix) / "bin" / "pip"
-    clone = Path(__file__).parents[2]
-    if not (clone / "constraints.txt").is_file():
-        return shlex.join([str(pip), "install", f"interplay[{extra}]"])
-    here = Path.cwd()
-    pip = pip.relative_to(clone) if pip.is_relative_to(clone) else pip
-    command = shlex.join([str(pip), "install", "-c", "constraints.txt", "-e", f".[{extra}]"])
-    return command if clone == here else f"cd {shlex.quote(str(clone))} && {command}"
 
 
 def make_token(cluster: ClusterFile) -> tuple[Path, Literal["made", "kept", "corrected"]]:

@@ -21,7 +21,8 @@ from typing import Any
 
 from rich.console import Console
 
-from interplay.cluster.cluster_file import need, read, read_token
+from core.extras import need
+from interplay.cluster.cluster_file import read, read_token
 from study.errors import SpecError
 from study.proxy import reach_loopback_directly
 
@@ -59,7 +60,7 @@ def connect(file: str | None, address: str | None) -> Iterator[Cluster]:
     Raises:
         SpecError: the cluster does not answer, refuses the token or a request, or is no Ray cluster.
     """
-    need("reaching a cluster", "aiohttp")
+    need("reaching a cluster", "cluster", "aiohttp")
     if file is not None:
         token, options = read(file).token, ["--cluster", file]
     else:

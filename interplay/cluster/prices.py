@@ -61,14 +61,13 @@ def hour(file: ClusterFile, node_type: str) -> float | None:
     what = table.types.get(file.machine(node_type)) if file.provider == "aws" else None
     if what is None or what.hour is None or market not in ("on-demand", "spot"):
         return None
-    share = table.spot_share if market == "spot" else 1.0
+    share = table.spot if market == "spot" else 1.0
     month = math.fsum(
-        disk["VolumeSize"] * table.gp3_gb_month
-        + max(0, disk.get("Throughput", 0) - table.gp3_free_throughput) * table.gp3_throughput_month
-        + max(0, disk.get("Iops", 0) - table.gp3_free_iops) * table.gp3_iops_month
+        max(0, disk.get(key, 0) - price.free) * price.month
         for disk in file.disks(node_type)
+        for key, price in table.gp3.items()
     )
-    return what.hour * share + month / MONTH_HOURS + table.public_ipv4_hour
+    return what.hour * share + month / MONTH_HOURS + table.address
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from core.errors import did_you_mean
+from core.extras import need
 from core.numbers import duration
 from interplay.cluster.check import option_text
-from interplay.cluster.cluster_file import ClusterFile, need, read
+from interplay.cluster.cluster_file import ClusterFile, read
 from interplay.cluster.connection import Cluster, connect
 from interplay.cluster.prices import price_study
 from interplay.cluster.rules import AWS_METADATA, check_metadata
@@ -272,7 +273,7 @@ def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool) -> float |
     Returns the price in dollars on the most expensive of the pools that the study can use; None if one is not known.
     """
     if opens_tunnel:
-        need("opening a tunnel", "boto3")
+        need("opening a tunnel", "cluster", "boto3")
         check_metadata(file, AWS_METADATA)
     price = price_study(file, spec)
     if file.errors:

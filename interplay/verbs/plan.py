@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from core.command_line import command
+from core.extras import need
 from core.numbers import duration
 from interplay.spec_argument import load
 from interplay.terminal import say, show, text_table
@@ -62,6 +63,7 @@ def try_steps(spec: str, overrides: Sequence[str], results: Path, *, as_json: bo
 
     plan = plan_of_one("try", spec, overrides, results)
     loaded, layouts = plan.planner.spec, plan.planner.layouts
+    need("timing steps", "train", "torch", "deepspeed", "transformers")
     if not tried_cells(plan):
         raise SpecError(
             f"every cell of {loaded.name!r} takes several devices, and `try` times cells of one device only."

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import resources
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class InstanceType(BaseModel):
@@ -17,8 +17,17 @@ class InstanceType(BaseModel):
     gpus: int = 0
     device: str = "cpu"
     """Name of its GPU in `resources.device` of a spec."""
-    hour: float | None = None
+    hour: float | None = Field(default=None, alias="on-demand")
     """Dollars per hour on demand; None if it is sold by reservation only."""
+
+
+class DiskPrice(BaseModel):
+    """Price of a number of a disk, such as its `VolumeSize` in GB."""
+
+    free: int
+    """Units without a price."""
+    month: float
+    """Dollars per month for each further unit."""
 
 
 class Prices(BaseModel):
@@ -27,13 +36,12 @@ class Prices(BaseModel):
     date: datetime.date
     region: str
     page: str
-    spot_share: float
-    gp3_gb_month: float
-    gp3_free_throughput: int
-    gp3_throughput_month: float
-    gp3_free_iops: int
-    gp3_iops_month: float
-    public_ipv4_hour: float
+    spot: float
+    """Price of a spot machine as a share of that on demand."""
+    gp3: dict[str, DiskPrice]
+    """Prices of a disk by its key in a cluster file."""
+    address: float
+    """Dollars per hour of a public address."""
     types: dict[str, InstanceType]
 
 

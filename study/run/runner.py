@@ -15,6 +15,7 @@ from analysis.fit.document import Fit
 from analysis.runs.epochs import repeat_warning
 from analysis.runs.table import RunTable
 from core.errors import InputError
+from core.extras import need
 from core.numbers import duration
 from study.errors import SpecError
 from study.plan import Plan, make_plan
@@ -88,6 +89,7 @@ def run_study(
             belongs to another study.
         DataError: the data cannot be used.
     """
+    need("training a study", "train", "ray", "torch", "deepspeed", "transformers", "optuna", "mlflow")
     console, spec = console or Console(quiet=True), with_trials_per_gpu(spec)
     paths = study_paths(spec, results.resolve())
     if paths.is_shared:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlparse
 
 from analysis.runs.mlflow import all_runs
+from core.extras import need
 from study.errors import SpecError
 from study.proxy import reach_loopback_directly
 from study.spec.resources import TrackingSection
@@ -94,6 +95,7 @@ def server_problem(uri: str, timeout: float = 3.0) -> str | None:
 
 def sqlite_file(uri: str) -> Path | None:
     """Return the file of a SQLite store; None for any other store."""
+    need("reading an MLflow store", "train", "mlflow")
     if not uri.startswith("sqlite"):
         return None
     from sqlalchemy.engine import make_url

@@ -609,7 +609,7 @@ def test_the_price_of_a_machine_has_its_disk_and_its_address(laptop):
     assert fast.head_hour - checked.head_hour == pytest.approx(2000 * 0.005 / 730)
     spot = next(pool for pool in checked.pools if pool.name == "spot")
     month = 150 * 0.08 + (250 - 125) * 0.04
-    assert spot.hour == pytest.approx(table.types["g6.xlarge"].hour * table.spot_share + month / 730 + 0.005)
+    assert spot.hour == pytest.approx(table.types["g6.xlarge"].hour * table.spot + month / 730 + 0.005)
 
 
 def test_tags_for_cost_reports_are_accepted(laptop):

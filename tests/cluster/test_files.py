@@ -376,8 +376,9 @@ def test_the_cost_of_a_mistake_on_the_page_is_current():
     # The comment about the head's disk, too.
     (disk,) = checked.file.disks("head")
     size, fast = disk["VolumeSize"], disk["Throughput"]
-    table = prices()
-    month = size * table.gp3_gb_month, (fast - table.gp3_free_throughput) * table.gp3_throughput_month
+    table = prices().gp3
+    free, price = table["Throughput"].free, table["Throughput"].month
+    month = size * table["VolumeSize"].month, (fast - free) * price
     assert (
         "${:.0f} per month, used or not, and ${:.0f} for its throughput".format(*month)
         in (CLUSTER / "aws.yaml").read_text()

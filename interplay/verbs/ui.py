@@ -1,34 +1,27 @@
-"""`interplay ui`: MLflow's own web page on a store, on loopback by default."""
+"""`interplay ui`: MLflow's web page on a store, on loopback by default."""
 
-import contextlib
 import os
-import signal
 import socket
-import subprocess
 import sys
-import time
-import webbrowser
 from pathlib import Path
 
 from rich.console import Console
 
 from interplay.verbs.answer import existing, named_store
 from study.errors import SpecError
-from study.run.interrupts import stop_signals
 from study.tracking.mlflow_store import artifact_folder, sqlite_file
 from study.tracking.mlflow_view import CHARTS, TAG, page
 from trainables.storage.storage import shown
 
 #: Databases that MLflow's server can serve.
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-#: Seconds between two looks at the server and at the signals, and that it has to end by itself.
-POLL_SECONDS, END_SECONDS = 0.1, 20.0
 
 
 def serve(results: Path, host: str, port: int, console: Console, uri: str | None = None) -> None:
-    """Run MLflow's server until Ctrl-C, SIGTERM or SIGHUP; of a tracking server, print the address of its page.
+    """Print the links to the charts of a store and become MLflow's server, which Ctrl-C, SIGTERM or SIGHUP ends.
 
-    The store is that of the results folder unless `uri` names another; see `interplay.verbs.answer.named_store`.
+    The store is that of the results folder unless `uri` names another; see `interplay.verbs.answer.named_store`. Of a
+    tracking server, only print the address of its page.
 
     Raises:
         SpecError: there is no such store, or the port cannot be used.
@@ -44,7 +37,6 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
             "or the address of a tracking server."
         )
     file = sqlite_file(existing(store))
-    artifacts = artifact_folder(file or results / "mlflow.db")
     try:
         # As servers do, it takes a port in TIME_WAIT.
         socket.create_server((host, port)).close()
@@ -53,18 +45,18 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
             f"port {port} of {host} cannot be used ({error.strerror}); try --port "
             f"{port + 1 if port < 65535 else 5000}."
         ) from error
+    address = f"http://{host}:{port}"
+    for charts in chart_pages(store):
+        console.print(f"{address}/{charts}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"MLflow on {address} (starting takes half a minute; Ctrl-C ends it)", markup=False)
+    sys.stdout.flush()
     command = [
         *(sys.executable, "-m", "mlflow", "server"),
-        *("--default-artifact-root", artifacts.as_uri()),
+        *("--default-artifact-root", artifact_folder(file or results / "mlflow.db").as_uri()),
         *("--host", host, "--port", str(port), "--workers", "1"),
         # Else it prints four lines on its start, and one for each request.
         *("--uvicorn-opts", "--log-level warning"),
     ]
-    address = f"http://{host}:{port}"
-    links = [f"{address}/{charts}" for charts in chart_pages(store)]
-    for link in links:
-        console.print(link, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"MLflow on {address} (starting takes half a minute; Ctrl-C ends it)", markup=False)
     # By the environment, because a database address may hold a password and every user can read arguments.
     environment = {
         **os.environ,
@@ -76,22 +68,8 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
         # Else five idle job workers take 6 % of a core each.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
-    # Over SSH, without a screen, `webbrowser` would start a browser in the terminal.
-    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin"
-    opens = len(links) == 1 and console.is_terminal and bool(display)
-    with stop_signals() as signals:
-        # In a process group of its own, so that each process that it starts can be ended with it.
-        process = subprocess.Popen(command, env=environment, process_group=0)
-        try:
-            while process.poll() is None and not signals.came:
-                time.sleep(POLL_SECONDS)
-                if opens:
-                    with contextlib.suppress(OSError):  # not ready yet
-                        socket.create_connection((host, port), timeout=POLL_SECONDS).close()
-                        webbrowser.open(links[0])
-                        opens = False
-        finally:
-            end_group(process)
+    # In place of this process, so that signals reach the server, which ends its own processes.
+    os.execve(sys.executable, command, environment)
 
 
 def chart_pages(store: str) -> list[str]:
@@ -102,26 +80,12 @@ def chart_pages(store: str) -> list[str]:
     """
     from mlflow.tracking import MlflowClient
 
-    found = MlflowClient(store).search_experiments(order_by=["last_update_time DESC"])
+    experiments = MlflowClient(store).search_experiments(order_by=["last_update_time DESC"])
     query = f"{CHARTS}&orderByKey=metrics.%60loss%60&orderByAsc=true"
     return [
-        page(one.experiment_id) if TAG in one.tags else f"#/experiments/{one.experiment_id}/runs?{query}"
-        for one in found
-        if one.name != "Default"
+        page(experiment.experiment_id)
+        if TAG in experiment.tags
+        else f"#/experiments/{experiment.experiment_id}/runs?{query}"
+        for experiment in experiments
+        if experiment.name != "Default"
     ]
-
-
-def end_group(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and its process group, of which it is the leader: by SIGTERM, and by SIGKILL what is left."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        deadline = time.monotonic() + END_SECONDS
-        while time.monotonic() < deadline:
-            # The leader is a member until it is reaped.
-            process.poll()
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(POLL_SECONDS)

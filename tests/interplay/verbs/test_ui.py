@@ -1,4 +1,5 @@
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -12,7 +13,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from interplay.verbs.ui import chart_pages, end_group, serve
+from interplay.verbs.ui import chart_pages, serve
 from study.errors import SpecError
 from study.tracking.mlflow_store import Experiment, tracking_uri
 from tests.chromium import dump_dom
@@ -112,15 +113,10 @@ def test_another_store_is_served_with_the_artifacts_beside_it(tmp_path, monkeypa
     Experiment(other, "shown")
     seen = {}
 
-    class Server:
-        def __init__(self, command, env, **options):
-            seen.update(command=command, uri=env["MLFLOW_BACKEND_STORE_URI"])
+    def become(program, command, environment):
+        seen.update(command=command, uri=environment["MLFLOW_BACKEND_STORE_URI"])
 
-        def poll(self):
-            return 0
-
-    monkeypatch.setattr("interplay.verbs.ui.subprocess.Popen", Server)
-    monkeypatch.setattr("interplay.verbs.ui.end_group", lambda process: None)
+    monkeypatch.setattr("interplay.verbs.ui.os.execve", become)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -144,7 +140,7 @@ def test_the_page_comes_up_on_loopback_and_ends_with_its_server(tmp_path, stop):
         port = probe.getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, "-m", "interplay", "ui", "--port", str(port)], cwd=tmp_path, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
+        stderr=subprocess.STDOUT, text=True, process_group=0,
     )  # fmt: skip
     try:
         assert "MLflow" in wait_for(process, port)
@@ -157,7 +153,8 @@ def test_the_page_comes_up_on_loopback_and_ends_with_its_server(tmp_path, stop):
         assert set(listening) == {"127.0.0.1"}
     finally:
         group = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        process.send_signal(stop)
+        # A terminal that is closed hangs up on all processes of its group, a supervisor terminates one.
+        (os.killpg if stop == signal.SIGHUP else os.kill)(process.pid, stop)
         _, alive = psutil.wait_procs(group, timeout=200)
         for one in alive:
             one.kill()
@@ -166,18 +163,3 @@ def test_the_page_comes_up_on_loopback_and_ends_with_its_server(tmp_path, stop):
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
-
-
-def test_a_group_is_ended_with_its_orphans_and_those_that_do_not_listen(monkeypatch):
-    """The leader ends at once; a process that it started ignores SIGTERM."""
-    monkeypatch.setattr("interplay.verbs.ui.END_SECONDS", 0.5)
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
-    start = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {deaf!r}]); print(p.pid, flush=True)"
-    leader = subprocess.Popen(
-        [sys.executable, "-c", start], stdout=subprocess.PIPE, text=True, process_group=0
-    )
-    lines = sorted(leader.stdout.readline().strip() for _ in range(2))
-    orphan = psutil.Process(int(lines[0]))
-    end_group(leader)
-    assert lines[1] == "on"
-    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE

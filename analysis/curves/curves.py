@@ -15,6 +15,7 @@ from scipy.stats import chi2
 
 from analysis.curves.noise import Floats, from_residuals
 from analysis.curves.posterior import (
+    Prior,
     combine,
     common_exponent,
     designs,
@@ -182,38 +183,38 @@ def build_curves(rows: pd.DataFrame, *, span: tuple[float, float] | None = None)
     grid covers all sizes, and `span` (ln N) if that is larger.
     """
     means = shape_means(rows)
-    points, noise, count = points_of(means), means.noise, len(means.depths)
+    points, noise, depths = points_of(means), means.noise, len(means.depths)
     grid = _grid(means, span)
-    places = np.repeat(np.arange(count), len(grid)), np.tile(grid, count)
-    power = points.rank, points.x, points.loss, 1 / points.own
-    alpha = common_exponent(*power, points.groups)
-    design, wide = designs(*power, alpha, places)
+    places = np.repeat(np.arange(depths), len(grid)), np.tile(grid, depths)
+    weight = 1 / points.independent
+    alpha = common_exponent(points.rank, points.x, points.loss, weight, points.groups)
+    design, wide = designs(points.rank, points.x, points.loss, weight, alpha, places)
     lengths = lengths_of(points)
     kernels = [kernel_of(points.rank, points.x, points, length) for length in lengths]
-    plain = combine(points, design, None, (0, 0.0, 0.0, 0.0))
+    plain = combine(points, design, None, Prior())
     exact = plain.spare < 1 or plain.square <= len(points.x) * 1e-24
-    found = [plain] if exact and not points.known else likely(points, design, kernels, plain)
-    weight = np.exp([item.log_weight - found[0].log_weight for item in found])
+    combinations = [plain] if exact and not points.is_scaled else likely(points, design, kernels, plain)
+    weight = np.exp([item.log_weight - combinations[0].log_weight for item in combinations])
     weight /= weight.sum()
     across = [kernel_of(*places, points, length) for length in lengths]
     along = [matern(grid[:, None] - grid, length) for length in lengths]
-    values, joint, variances = posterior(points, wide, across, along, found, weight)
+    values, joint, variances = posterior(points, wide, across, along, combinations, weight)
     average = float(weight @ variances)
-    if not points.known:
+    if not points.is_scaled:
         noise = from_residuals(noise, 0.0 if exact else plain.square, plain.spare)
     single = noise.sd_at(means.mean) ** 2
-    tested = points.known and plain.spare > 0
-    tau = float(weight @ np.sqrt([item.tau2 * item.scale for item in found]))
+    tested = points.is_scaled and plain.spare > 0
+    tau = float(weight @ np.sqrt([item.prior.tau2 * item.scale for item in combinations]))
     return Curves(
         **{item.name: getattr(means, item.name) for item in fields(ShapeMeans) if item.name != "noise"},
         noise=noise,
         grid=grid,
-        values=values.reshape(count, len(grid)),
+        values=values.reshape(depths, len(grid)),
         joint=joint if noise.known else np.full_like(joint, np.nan),
         parameters=len(points.x) - plain.spare,
         alpha=alpha,
-        nugget=float(weight @ [item.nugget for item in found]) * single / np.mean(single)
-        if points.known
+        nugget=float(weight @ [item.prior.nugget for item in combinations]) * single / np.mean(single)
+        if points.is_scaled
         else np.zeros_like(single),
         tau=tau if noise.known else 0.0,
         misfit_p=float(chi2.sf(plain.square, plain.spare)) if tested else None,

@@ -15,9 +15,19 @@ standard deviation is so large that only differences inside groups count.
 
 τ, ℓ and the nugget are not chosen but averaged over. The weight of a combination is its restricted likelihood times a
 prior, and the covariance includes the spread between the combinations.
+
+docs/answer.md has the equations; its symbols here, with p the posterior weight of a combination:
+
+    H    design (at the points), wide (at the places)      o, S   Points.independent, Points.shared
+    β̂    Combination.coefficients                          τ², ν  Prior.tau2, Prior.nugget
+    C    Combination.covariance, for V of scale 1          K, K*  kernel_of, at the points and at the places
+    B    Combination.coefficient_map                       K**    matern between the places of one depth
+    P    Combination.projection                            P·y    Combination.projected
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,18 +61,18 @@ _ALPHAS = (0.0, *(float(alpha) for alpha in np.geomspace(0.02, MOST_ALPHA, 14)))
 class Points(NamedTuple):
     """The points of a fit: rank of the depth, ln N, loss, and the parts of the variance.
 
-    `shared` (points, causes) holds standard deviations by common cause, `own` the variance of each point's own noise,
-    `single` that of one seed. If the noise is not known these are up to a factor, which `known` says. `groups` (points,
-    groups) is 1 where a point is of the group, of merged points the share.
+    `shared` (points, causes) holds standard deviations by common cause, `independent` the variance of the noise that a
+    point has alone, `single` that of one seed. If the noise is not measured (`is_scaled` is False) these are up to a
+    factor. `groups` (points, groups) is 1 where a point is of the group, of merged points the share.
     """
 
     rank: Ranks
     x: Floats
     loss: Floats
     shared: Floats
-    own: Floats
+    independent: Floats
     single: Floats
-    known: bool
+    is_scaled: bool
     groups: Floats
 
     @property
@@ -76,33 +86,55 @@ class Points(NamedTuple):
         return int(np.linalg.matrix_rank(both) - np.linalg.matrix_rank(design))
 
 
-class Combination(NamedTuple):
-    """One combination of process and nugget.
+@dataclass(frozen=True)
+class Prior:
+    """A process and a nugget, and how probable the two are before the losses are seen."""
+
+    length: int = 0
+    """Index of ℓ."""
+    tau2: float = 0.0
+    """τ², the variance of the process; 0 for none."""
+    nugget: float = 0.0
+    """ν, the mean variance of w; 0 for none."""
+    log_probability: float = 0.0
+
+
+@dataclass(frozen=True)
+class Combination:
+    """The points solved for one process and nugget.
 
     Attributes:
-        log_weight: restricted log-likelihood and log-prior.
-        length, tau2, nugget: index of ℓ, τ², and the mean variance of w.
-        coefficients, covariance: of the power laws; the covariance for noise of unit `scale`.
-        solved, precision: V^-1·H with V the covariance of the points, and V^-1 as its Cholesky factor.
-        square, spare: weighted square of the residuals, and its degrees of freedom.
-        scale: of V; 1 if the noise is known.
+        prior: the process and the nugget.
+        log_weight: restricted log-likelihood plus log-prior.
+        coefficients: β̂ of the power laws.
+        covariance: C, of β̂ for V of scale 1.
+        solved: V⁻¹·H.
+        factor: V by its Cholesky factor, for `scipy.linalg.cho_solve`.
+        projected: P·y, V⁻¹ times the residuals.
+        square: y'·P·y, the weighted square of the residuals.
+        spare: its degrees of freedom.
+        scale: of V; 1 if the noise is measured.
     """
 
+    prior: Prior
     log_weight: float
-    length: int
-    tau2: float
-    nugget: float
     coefficients: Floats
     covariance: Floats
     solved: Floats
-    precision: Any
+    factor: Any
+    projected: Floats
     square: float
     spare: int
     scale: float
 
+    @property
+    def coefficient_map(self) -> Floats:
+        """B = C·H'·V⁻¹, which takes losses to coefficients."""
+        return np.asarray(self.covariance @ self.solved.T)
+
     def projection(self) -> Floats:
-        """P = V^-1 - V^-1·H·(H'·V^-1·H)^-1·H'·V^-1; P·y is V^-1 times the residuals."""
-        inverse = cho_solve(self.precision, np.eye(len(self.solved)), check_finite=False)
+        """P = V⁻¹ - V⁻¹·H·C·H'·V⁻¹."""
+        inverse = cho_solve(self.factor, np.eye(len(self.solved)), check_finite=False)
         return np.asarray(inverse - self.solved @ self.covariance @ self.solved.T)
 
 
@@ -112,32 +144,32 @@ def points_of(means: ShapeMeans, extra: float | Floats = 0.0) -> Points:
     `extra` is added to the variance of each point's own noise, if that is known.
     """
     rank = np.searchsorted(means.depths, means.depth)
-    known = means.noise.known
-    single = means.noise.sd_at(means.mean) ** 2 if known else np.maximum(means.mean**2, np.finfo(float).tiny)
+    measured = means.noise.known
+    single = (
+        means.noise.sd_at(means.mean) ** 2 if measured else np.maximum(means.mean**2, np.finfo(float).tiny)
+    )
     levels = LEVEL_SD_OVER_NOISE * float(means.mean.mean()) * means.groups
-    shared, own = means.errors if known else (levels, np.sqrt(single))
-    own = own**2 + (extra if known else 0.0)
-    points = Points(rank, means.x, means.compared, shared, own, single, known, means.groups)
+    shared, independent = means.errors if measured else (levels, np.sqrt(single))
+    independent = independent**2 + (extra if measured else 0.0)
+    points = Points(rank, means.x, means.compared, shared, independent, single, measured, means.groups)
     if len(rank) <= MOST_POINTS:
         return points
-    groups = []
+    parts: list[npt.NDArray[np.int64]] = []
     for depth in means.depths:
         part = means.at(depth)
-        groups += np.array_split(part, min(len(part), max(2, MOST_POINTS * len(part) // len(rank))))
-    merge = np.zeros((len(groups), len(rank)))
-    for row, part in zip(merge, groups, strict=True):
+        parts += np.array_split(part, min(len(part), max(2, MOST_POINTS * len(part) // len(rank))))
+    merge = np.zeros((len(parts), len(rank)))
+    for row, part in zip(merge, parts, strict=True):
         row[part] = 1 / len(part)
-    ranks = np.array([rank[part[0]] for part in groups])
-    own_merged = merge**2 @ points.own
     return Points(
-        ranks,
-        merge @ means.x,
-        merge @ points.loss,
-        merge @ shared,
-        own_merged,
-        merge**2 @ single,
-        known,
-        merge @ points.groups,
+        rank=np.array([rank[part[0]] for part in parts]),
+        x=merge @ means.x,
+        loss=merge @ points.loss,
+        shared=merge @ shared,
+        independent=merge**2 @ points.independent,
+        single=merge**2 @ single,
+        is_scaled=measured,
+        groups=merge @ points.groups,
     )
 
 
@@ -239,15 +271,14 @@ def kernel_of(rank: Ranks, x: Floats, points: Points, length: float) -> Floats:
     return np.asarray((rank[:, None] == points.rank) * matern(x[:, None] - points.x, length))
 
 
-def combine(
-    points: Points, design: Floats, kernel: Floats | None, prior: tuple[int, float, float, float]
-) -> Combination:
-    """Solve one combination; `prior` has the index of ℓ, τ², the nugget, and the logarithm of their probability."""
-    length, tau2, nugget, log_prior = prior
+def combine(points: Points, design: Floats, kernel: Floats | None, prior: Prior) -> Combination:
+    """Solve the points for one process and nugget; `kernel` is K, of the points, and None without a process."""
     covariance = points.shared @ points.shared.T
-    covariance[np.diag_indices_from(covariance)] += points.own + nugget * points.single / points.single.mean()
+    covariance[np.diag_indices_from(covariance)] += (
+        points.independent + prior.nugget * points.single / points.single.mean()
+    )
     if kernel is not None:
-        covariance += tau2 * kernel
+        covariance += prior.tau2 * kernel
     factor = cho_factor(covariance, lower=True, overwrite_a=True, check_finite=False)
     both = cho_solve(factor, np.column_stack([design, points.loss]), check_finite=False)
     solved, weighted = both[:, :-1], both[:, -1]
@@ -260,121 +291,189 @@ def combine(
     vectors = vectors[:, live] / unit[:, None]
     inverse = (vectors / values[live]) @ vectors.T
     coefficients = inverse @ (design.T @ weighted)
-    residual = points.loss - design @ coefficients
-    square = max(float(residual @ (weighted - solved @ coefficients)), 1e-300)
+    residual, projected = points.loss - design @ coefficients, weighted - solved @ coefficients
+    square = max(float(residual @ projected), 1e-300)
     # Every level of a group takes a degree of freedom that the coefficients do not take already.
     spare = len(residual) - int(live.sum()) - points.levels
     free = max(spare, 1)
-    likelihood = -(square if points.known else free * math.log(square)) / 2
+    likelihood = -(square if points.is_scaled else free * math.log(square)) / 2
     likelihood -= float(
         np.log(np.diag(factor[0])).sum() + np.log(values[live]).sum() / 2 + np.log(unit).sum()
     )
-    scale = 1.0 if points.known else square / free
     return Combination(
-        likelihood + log_prior,
-        length,
-        tau2,
-        nugget,
-        coefficients,
-        inverse,
-        solved,
-        factor,
-        square,
-        spare,
-        scale,
+        prior=prior,
+        log_weight=likelihood + prior.log_probability,
+        coefficients=coefficients,
+        covariance=inverse,
+        solved=solved,
+        factor=factor,
+        projected=projected,
+        square=square,
+        spare=spare,
+        scale=1.0 if points.is_scaled else square / free,
     )
 
 
-def likely(points: Points, design: Floats, kernels: list[Floats], plain: Combination) -> list[Combination]:
-    """The combinations of process and nugget, the likeliest first, without negligible ones."""
-    unit = float(np.mean(points.own))
+def priors(points: Points, plain: Combination, lengths: int) -> list[Prior]:
+    """The processes and nuggets to combine, for so many lengths ℓ; `plain` has neither."""
+    unit = float(np.mean(points.independent))
     rough = max(1.0, plain.square / max(plain.spare, 1))
-    largest = REACH * rough if points.known else LARGEST
-    squares = unit * LEAST * 4.0 ** np.arange(math.ceil(math.log(largest / LEAST, 4)) + 1)
-    no_process = NO_PROCESS if kernels else 1.0
-    each = math.log((1 - NO_PROCESS) / (len(squares) * max(len(kernels), 1)))
+    largest = REACH * rough if points.is_scaled else LARGEST
+    squares = [
+        float(square)
+        for square in unit * LEAST * 4.0 ** np.arange(math.ceil(math.log(largest / LEAST, 4)) + 1)
+    ]
+    processes = [Prior(log_probability=math.log(NO_PROCESS if lengths else 1.0))]
+    each = math.log((1 - NO_PROCESS) / (len(squares) * max(lengths, 1)))
+    processes += [Prior(length, square, 0.0, each) for length in range(lengths) for square in squares]
     nuggets = [(0.0, 0.0)]
-    if points.known:
+    if points.is_scaled:
         nuggets = [(0.0, math.log(NO_NUGGET))]
-        nuggets += [(float(square), math.log((1 - NO_NUGGET) / len(squares))) for square in squares]
-    found: list[Combination] = []
-    top = -math.inf
-    for nugget, chance in nuggets:
-        tried: list[tuple[Floats | None, tuple[int, float, float, float]]] = [
-            (None, (0, 0.0, nugget, chance + math.log(no_process)))
-        ]
-        tried += [
-            (kernel, (index, float(square), nugget, chance + each))
-            for index, kernel in enumerate(kernels)
-            for square in squares
-        ]
-        for kernel, prior in tried:
-            item = combine(points, design, kernel, prior)
-            top = max(top, item.log_weight)
-            if item.log_weight > top + math.log(NEGLIGIBLE):
-                found.append(item)
-    found.sort(key=lambda item: -item.log_weight)
-    return [item for item in found if item.log_weight > top + math.log(NEGLIGIBLE)]
+        nuggets += [(square, math.log((1 - NO_NUGGET) / len(squares))) for square in squares]
+    return [
+        replace(process, nugget=nugget, log_probability=chance + process.log_probability)
+        for nugget, chance in nuggets
+        for process in processes
+    ]
+
+
+def likely(
+    points: Points, design: Floats, kernels: Sequence[Floats], plain: Combination
+) -> list[Combination]:
+    """The combinations of process and nugget, the likeliest first, without negligible ones."""
+    kept: list[Combination] = []
+    top, least = -math.inf, math.log(NEGLIGIBLE)
+    for prior in priors(points, plain, len(kernels)):
+        item = combine(points, design, kernels[prior.length] if prior.tau2 else None, prior)
+        top = max(top, item.log_weight)
+        if item.log_weight > top + least:
+            kept.append(item)
+    kept.sort(key=lambda item: -item.log_weight)
+    return [item for item in kept if item.log_weight > top + least]
+
+
+def curve_means(wide: Floats, across: Sequence[Floats], combinations: Sequence[Combination]) -> Floats:
+    """(combinations, places): m = H*·β̂ + τ²·K*·P·y of each combination.
+
+    `wide` is H at the places; `across` has for each ℓ the correlation K* of the process at places and points.
+    """
+    means = [wide @ item.coefficients for item in combinations]
+    for mean, item in zip(means, combinations, strict=True):
+        if item.prior.tau2:
+            mean += item.prior.tau2 * across[item.prior.length] @ item.projected
+    return np.array(means)
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Sums over the combinations, with their weights p and scales s, of which the covariances are made.
+
+    Those by length have one entry per ℓ. They are summed before the products with the places, of which there are up to
+    a hundred times as many as points.
+    """
+
+    covariance: Floats
+    """Σ p·s·C."""
+    coefficient_map: Floats
+    """Σ p·B."""
+    explained: Floats
+    """Σ p·S'·P·S, what the points tell of the shared causes."""
+    process: Floats
+    """By length, Σ p·s·τ²."""
+    process_map: Floats
+    """By length, Σ p·s·τ²·B."""
+    process_projection: Floats
+    """By length, Σ p·τ²·P."""
+    process_square: Floats
+    """By length, Σ p·s·τ⁴·P."""
+    variances: Floats
+    """Of each combination the mean variance of the curves at the points; 0 if the noise is measured."""
+
+
+def averages(points: Points, lengths: int, combinations: Sequence[Combination], weight: Floats) -> Averages:
+    """Sum over the combinations, with P made once for each."""
+    count, causes, columns = len(points.x), points.shared.shape[1], combinations[0].solved.shape[1]
+    sums = Averages(
+        covariance=np.zeros((columns, columns)),
+        coefficient_map=np.zeros((columns, count)),
+        explained=np.zeros((causes, causes)),
+        process=np.zeros(lengths),
+        process_map=np.zeros((lengths, columns, count)),
+        process_projection=np.zeros((lengths, count, count)),
+        process_square=np.zeros((lengths, count, count)),
+        variances=np.zeros(len(combinations)),
+    )
+    for index, (item, share) in enumerate(zip(combinations, weight, strict=True)):
+        projection, scaled, tau2, at = (
+            item.projection(),
+            share * item.scale,
+            item.prior.tau2,
+            item.prior.length,
+        )
+        sums.covariance[:] += scaled * item.covariance
+        sums.coefficient_map[:] += share * item.coefficient_map
+        sums.explained[:] += share * points.shared.T @ projection @ points.shared
+        if not points.is_scaled:
+            noise = points.independent
+            sums.variances[index] = item.scale * float(np.mean(noise - noise**2 * np.diag(projection)))
+        if tau2:
+            sums.process[at] += scaled * tau2
+            sums.process_map[at] += scaled * tau2 * item.coefficient_map
+            sums.process_projection[at] += share * tau2 * projection
+            sums.process_square[at] += scaled * tau2**2 * projection
+    return sums
+
+
+def curve_covariance(
+    sums: Averages, wide: Floats, across: Sequence[Floats], along: Sequence[Floats]
+) -> Floats:
+    """(places, places): Σ p·s·Q, with Q = H*·C·H*' + τ²·K** - τ²·(H*·B·K*' + K*·B'·H*') - τ⁴·K*·P·K*'.
+
+    `along` has for each ℓ the correlation of the process between the places of one depth, K** of it.
+    """
+    losses = wide @ sums.covariance @ wide.T
+    for at in range(len(across)):
+        if not sums.process[at]:
+            continue
+        turned = wide @ sums.process_map[at] @ across[at].T
+        losses -= turned + turned.T + across[at] @ sums.process_square[at] @ across[at].T
+        for first in range(0, len(wide), len(along[at])):
+            block = slice(first, first + len(along[at]))
+            losses[block, block] += sums.process[at] * along[at]
+    return np.asarray(losses)
+
+
+def cause_covariance(points: Points, sums: Averages, wide: Floats, across: Sequence[Floats]) -> Floats:
+    """(places, causes): covariance of the curves with the shared causes, -Σ p·(H*·B + τ²·K*·P)·S."""
+    both = -(wide @ (sums.coefficient_map @ points.shared))
+    for at in range(len(across)):
+        both -= across[at] @ (sums.process_projection[at] @ points.shared)
+    return np.asarray(both)
 
 
 def posterior(
     points: Points,
     wide: Floats,
-    across: list[Floats],
-    along: list[Floats],
-    found: list[Combination],
+    across: Sequence[Floats],
+    along: Sequence[Floats],
+    combinations: Sequence[Combination],
     weight: Floats,
 ) -> tuple[Floats, Floats, Floats]:
-    """The posterior on the grid, averaged over combinations.
-
-    Args:
-        points: of the fit.
-        wide: H at all places.
-        across: for each ℓ, (places, points), correlation of the process.
-        along: for each ℓ, (grid, grid), the same between the places of one depth.
-        found: the combinations.
-        weight: of each of them.
+    """The posterior on the grid, averaged over combinations; the arguments are those of the functions above.
 
     Returns:
         (places,) means; (places + causes)², covariance, see `Curves.joint`; and for each combination the mean variance
-        of the curves at the points, 0 if the noise is known.
+        of the curves at the points, 0 if the noise is measured.
     """
-    count, causes, size = len(points.x), points.shared.shape[1], len(wide)
-    means, variances = np.empty((len(found), size)), np.zeros(len(found))
-    joint = np.zeros((size + causes, size + causes))
-    losses, both, seeds = joint[:size, :size], joint[:size, size:], joint[size:, size:]
-    inner = np.zeros((wide.shape[1], wide.shape[1]))
-    seeds += np.eye(causes)
-    towards, mixed = np.zeros((wide.shape[1], count)), np.zeros((len(across), count, count))
-    crossed, curved = np.zeros((len(across), wide.shape[1], count)), np.zeros((len(across), count, count))
-    taus = np.zeros(len(across))
-    for index, (item, share) in enumerate(zip(found, weight, strict=True)):
-        projection = item.projection()
-        means[index] = wide @ item.coefficients
-        scaled, to_points = share * item.scale, item.covariance @ item.solved.T
-        inner += scaled * item.covariance
-        towards += share * to_points
-        seeds -= share * points.shared.T @ projection @ points.shared
-        if not points.known:
-            variances[index] = item.scale * float(np.mean(points.own - points.own**2 * np.diag(projection)))
-        if item.tau2:
-            at = item.length
-            means[index] += item.tau2 * across[at] @ (projection @ points.loss)
-            mixed[at] += share * item.tau2 * projection
-            crossed[at] += scaled * item.tau2 * to_points
-            curved[at] += scaled * item.tau2**2 * projection
-            taus[at] += scaled * item.tau2
+    means = curve_means(wide, across, combinations)
     average = weight @ means
     spread = (means - average) * np.sqrt(weight)[:, None]
-    losses += wide @ inner @ wide.T + spread.T @ spread
-    both -= wide @ (towards @ points.shared)
-    for at, kernel in enumerate(across):
-        if taus[at]:
-            turned = wide @ crossed[at] @ kernel.T
-            losses -= turned + turned.T + kernel @ curved[at] @ kernel.T
-            both -= kernel @ (mixed[at] @ points.shared)
-            for first in range(0, size, len(along[at])):
-                here = slice(first, first + len(along[at]))
-                losses[here, here] += taus[at] * along[at]
-    joint[size:, :size] = both.T
-    return average, joint, variances
+    sums = averages(points, len(across), combinations, weight)
+    both = cause_covariance(points, sums, wide, across)
+    joint = np.block(
+        [
+            [curve_covariance(sums, wide, across, along) + spread.T @ spread, both],
+            [both.T, np.eye(points.shared.shape[1]) - sums.explained],
+        ]
+    )
+    return average, joint, sums.variances

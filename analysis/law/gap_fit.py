@@ -115,9 +115,11 @@ def points_of(means: ShapeMeans, misfit_sd: float | Floats = 0.0) -> GapPoints:
         misfit_sd: scatter of the shapes beyond the seed noise, nats per token; it is part of the covariance.
     """
     points = posterior.points_of(means, np.asarray(misfit_sd) ** 2)
-    covariance = points.shared @ points.shared.T + np.diag(points.own) if points.known else None
+    covariance = points.shared @ points.shared.T + np.diag(points.independent) if points.is_scaled else None
     depth = np.array(means.depths, dtype=float)[points.rank]
-    return GapPoints(depth, points.x, points.loss, covariance, means.noise.dof if points.known else math.inf)
+    return GapPoints(
+        depth, points.x, points.loss, covariance, means.noise.dof if points.is_scaled else math.inf
+    )
 
 
 def fit_gap_laws(points: GapPoints) -> GapLaws:

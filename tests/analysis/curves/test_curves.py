@@ -106,9 +106,9 @@ def small_fit(tau2=4e-4, nugget=1e-4):
     means = shape_means(study(truth=Truth(2.5, 0.3, (1, 2, 4), shared=0.4, depth_shared=0.3)))
     points, grid = module.points_of(means), np.linspace(6.9, 11.5, 7)
     places = np.repeat(np.arange(3), 7), np.tile(grid, 3)
-    design, wide = designs(points.rank, points.x, points.loss, 1 / points.own, 0.2, places)
+    design, wide = designs(points.rank, points.x, points.loss, 1 / points.independent, 0.2, places)
     kernel = module.kernel_of(points.rank, points.x, points, 1.5)
-    item = module.combine(points, design, kernel, (0, tau2, nugget, 0.0))
+    item = module.combine(points, design, kernel, module.Prior(0, tau2, nugget))
     across, along = module.kernel_of(*places, points, 1.5), matern(grid, grid, 1.5)
     return points, places, design, wide, kernel, item, across, along
 
@@ -124,7 +124,7 @@ def test_the_posterior_of_one_combination_is_a_plain_gaussian_conditioning():
     state[len(wide) :, len(wide) :] = np.eye(causes)
     towards = np.vstack([vague * wide @ design.T + 4e-4 * across, points.shared.T])
     noise = points.shared @ points.shared.T + np.diag(
-        points.own + 1e-4 * points.single / points.single.mean()
+        points.independent + 1e-4 * points.single / points.single.mean()
     )
     gain = towards @ np.linalg.inv(vague * design @ design.T + 4e-4 * kernel + noise)
     np.testing.assert_allclose(mean, (gain @ points.loss)[: len(wide)], atol=1e-5)
@@ -134,8 +134,8 @@ def test_the_posterior_of_one_combination_is_a_plain_gaussian_conditioning():
 
 def test_several_combinations_give_the_mean_and_the_covariance_of_their_mixture():
     points, _, design, wide, kernel, item, across, along = small_fit()
-    other = module.combine(points, design, kernel, (0, 1e-2, 0.0, 0.0))
-    plain = module.combine(points, design, None, (0, 0.0, 0.0, 0.0))
+    other = module.combine(points, design, kernel, module.Prior(0, 1e-2))
+    plain = module.combine(points, design, None, module.Prior())
     items, weight = [item, other, plain], np.array([0.5, 0.3, 0.2])
     alone = [module.posterior(points, wide, [across], [along], [one], np.ones(1)) for one in items]
     mean, joint, _ = module.posterior(points, wide, [across], [along], items, weight)
@@ -150,8 +150,8 @@ def test_the_weights_of_combinations_are_their_restricted_likelihoods():
     points, _, design, _, kernel, _, _, _ = small_fit()
     found, expected = [], []
     for tau2, nugget in ((0.0, 0.0), (1e-4, 0.0), (1e-3, 1e-3)):
-        found.append(module.combine(points, design, kernel, (0, tau2, nugget, 0.0)).log_weight)
-        own = points.own + nugget * points.single / points.single.mean()
+        found.append(module.combine(points, design, kernel, module.Prior(0, tau2, nugget)).log_weight)
+        own = points.independent + nugget * points.single / points.single.mean()
         covariance = points.shared @ points.shared.T + np.diag(own) + tau2 * kernel
         inverse = np.linalg.inv(covariance)
         information = design.T @ inverse @ design

@@ -15,19 +15,6 @@ class InputError(ValueError):
         super().__init__(shortened(message, LONGEST_MESSAGE))
 
 
-class OptionNeededError(InputError):
-    """A run table can be read with an option that only the user can choose.
-
-    Attributes:
-        options: the option and its value that probably helps, as of the command.
-    """
-
-    def __init__(self, message: str, options: Sequence[tuple[str, str]]) -> None:
-        """See the class."""
-        super().__init__(message)
-        self.options = tuple(options)
-
-
 def shortened(text: str, most: int = 60) -> str:
     """Return a text as it is quoted in a message: of one longer than `most` characters the beginning and the end."""
     if len(text) <= most:

@@ -1,4 +1,4 @@
-"""What the functions of `interplay` return: the plan of a study, and the answer of a fit."""
+"""The answer of a fit."""
 
 import html
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from rich.console import RenderableType
 
 from analysis.fit.document import Fit
 from analysis.fit.sentences import answers
@@ -16,38 +17,12 @@ from analysis.law.near_optimal import Within
 from analysis.law.shape import ComputeShape, Shape
 from analysis.runs.table import RunTable
 from core.errors import shortened
-from core.numbers import counted, duration, prefixed
-from interplay.errors import explained
-from study.plan.plan import Plan
+from core.numbers import counted
+from interplay.result import Result
+from interplay.terminal import fit_table, refuse_file
 
 #: Most failed cells and characters of a reason that are shown.
 MOST_FAILED, MOST_REASON = 3, 120
-
-
-@dataclass(frozen=True, repr=False)
-class StudyPlan:
-    """The plan of a study."""
-
-    plan: Plan
-
-    @cached_property
-    def cells(self) -> pd.DataFrame:
-        """One row per cell: key, shape, seed, parameters, tokens, FLOPs, bytes of memory and seconds."""
-        return pd.json_normalize(self.plan.to_json()["cells"])
-
-    @cached_property
-    def totals(self) -> dict[str, Any]:
-        """Cells, tokens, FLOPs, hours of a device, hours and cost of the study."""
-        totals: dict[str, Any] = self.plan.to_json()["totals"]
-        return totals
-
-    def __repr__(self) -> str:
-        cells, flops, time = (self.totals[name] for name in ("cells", "flops", "hours"))
-        cost = f"{prefixed(flops)} FLOPs, about {duration(time * 3600)} on {self.plan.device}"
-        return f"{self.plan.name}: {cells} cells, {cost}"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{self.cells.to_html(index=False, max_rows=20)}"
 
 
 def reasons(failed: Mapping[str, str]) -> str:
@@ -60,21 +35,21 @@ def reasons(failed: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Answer:
+class Answer(Result):
     """The answer of a fit.
 
     Attributes:
         title: of the report.
         table: the run table.
         fit: every number, as in `fit.json`.
-        known: what a report adds for a study, such as its provenance.
+        report_data: what a report adds for a study, such as its provenance.
         failed: of a study, the cells that failed, such as `L2-d16-s0`, with the reason; `run` tries them again.
     """
 
     title: str
     table: RunTable
     fit: Fit
-    known: Mapping[str, Any] = field(default_factory=dict)
+    report_data: Mapping[str, Any] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -100,7 +75,6 @@ class Answer:
         ]
         return pd.DataFrame(rows, columns=columns)
 
-    @explained()
     def recommend(
         self, params: float | str | None = None, within: Within = None, *, flops: float | str | None = None
     ) -> Shape | ComputeShape:
@@ -118,10 +92,9 @@ class Answer:
         """Return the figures of the report by the names of their files; those that the data do not allow are absent."""
         from analysis.report.study_page import study_figures
 
-        data = {name: self.known.get(name) for name in ("entropy", "curves", "measures", "search")}
+        data = {name: self.report_data.get(name) for name in ("entropy", "curves", "measures", "search")}
         return {one.name: one.canvas() for one in study_figures(self.table, self.fit, **data)}
 
-    @explained()
     def report(self, out: str | Path) -> Path:
         """Write `report.html`, `fit.json`, `runs.csv` and the figures into a folder; return the page.
 
@@ -130,16 +103,18 @@ class Answer:
             OSError: the folder cannot be written.
         """
         from analysis.report.study_page import write_report
-        from interplay.terminal import refuse_file
         from study.tracking.study_paths import refuse_results
 
-        refuse_file(Path(out), "--out")
-        refuse_results(Path(out), "--out")
-        return write_report(self.table, self.fit, out, title=self.title, **self.known)
+        refuse_file(Path(out), "out")
+        refuse_results(Path(out), "out")
+        return write_report(self.table, self.fit, out, title=self.title, **self.report_data)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `fit.json`."""
         return self.fit.to_json()
+
+    def __rich__(self) -> RenderableType:
+        return fit_table(self.fit)
 
     @property
     def _lines(self) -> list[str]:

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,16 +14,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+import interplay
 from analysis.law.near_optimal import WITHIN
-from core.command_line import command
-from core.errors import LONGEST_MESSAGE, InputError, OptionNeededError, shortened
-from core.errors import InputError as AnalysisError
-from core.files import to_json
+from core.command_line import in_shell
+from core.errors import LONGEST_MESSAGE, InputError, shortened
 from core.numbers import parse_number
 from interplay.cluster.cli import app as cluster_app
+from interplay.result import View
+from interplay.spec_argument import note_other_values
 from interplay.terminal import show, working
-from interplay.verbs.theory import app as theory_app
-from study.errors import ArgumentsNeededError
+from study.errors import SpecError
 from study.usage import Verbs, usage_text
 
 #: Exit status for wrong input; `interplay.verbs.run` has those of a run.
@@ -38,7 +39,13 @@ RESULTS = Path("results")
 UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-app.add_typer(theory_app, name="theory")
+theory = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show what the theory predicts for a shape. Bounds, and separation ranks of random networks.",
+)
+app.add_typer(theory, name="theory")
 app.add_typer(cluster_app, name="cluster")
 
 
@@ -134,10 +141,16 @@ FitOption = Annotated[
 ]
 
 
+DepthOption = Annotated[int, typer.Option("--depth", help="L, number of layers")]
+WidthOption = Annotated[int, typer.Option("--width", help="d, width of the model")]
+HeadsOption = Annotated[int, typer.Option("--heads", help="H; divides the width for `rank`")]
+
+
 def main() -> None:
     """Run the command; wrong input ends it with status 2 and one paragraph, never a traceback."""
     try:
-        sys.exit(app(standalone_mode=False))
+        with in_shell(sys.argv[1:]):
+            sys.exit(app(standalone_mode=False))
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
@@ -149,12 +162,7 @@ def main() -> None:
         # The reader of a pipe (head, less) has ended: this is no error.
         sys.stderr.close()
         sys.exit(0)
-    except OptionNeededError as error:
-        flags = [part for option in error.options for part in option]
-        _fail(f"{error} Try: {command(*sys.argv[1:], *flags)}" if flags else str(error))
-    except ArgumentsNeededError as error:
-        _fail(f"{error} Try: {command(*sys.argv[1:], *error.arguments)}")
-    except (InputError, AnalysisError, ConnectionError) as error:
+    except (InputError, ConnectionError) as error:
         # Our code raises a ConnectionError only for a storage that cannot be reached, and names it.
         _fail(str(error))
     except OSError as error:
@@ -185,12 +193,21 @@ def plan(
     ] = None,
 ) -> None:
     """Show the cells of a study with size, memory, time and cost. Trains nothing."""
-    from interplay.verbs import plan as verb
-
+    note_other_values("plan", spec, changes or (), results)
     if cell:
-        verb.show_cell(spec, changes or (), cell, results)
+        _show_cell(spec, changes or (), cell, results)
     else:
-        verb.show_plan(spec, changes or (), results, as_json=as_json)
+        show(interplay.plan(spec, *(changes or ()), results=results), as_json=as_json)
+
+
+def _show_cell(spec: str, changes: Sequence[str], cell: str, results: Path) -> None:
+    """Print one cell as JSON, and on stderr the command that trains it."""
+    from interplay.verbs.load_spec import load_study
+    from study.plan.plan import by_hand, make_plan
+
+    planned = make_plan(load_study(spec, *changes, results=results, doing="`plan`")).planned(cell)
+    print(planned.cell.model_dump_json(indent=2))
+    print(f"{by_hand(planned.layout)}  # trains it, with the cell above in CELL.json", file=sys.stderr)
 
 
 @app.command()
@@ -213,11 +230,13 @@ def power(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a study to see how wide its intervals will be. Also with more seeds or sizes. Trains nothing."""
-    from interplay.fit_files import fit_file
-    from interplay.verbs.power import show_power
-
-    pilot = fit_file(pilot, results) if pilot else None
-    show_power(spec, changes or (), assume or (), pilot, studies, results, as_json=as_json)
+    note_other_values("power", spec, changes or (), results)
+    assumed = _pairs(assume, "assume", "NAME=VALUE", "noise=0.005")
+    with Console(stderr=True, quiet=as_json).status("simulating studies"):
+        simulated = interplay.power(
+            spec, *(changes or ()), assume=assumed, fit=pilot, studies=studies, results=results
+        )
+    show(simulated, as_json=as_json)
 
 
 @app.command("try")
@@ -228,9 +247,12 @@ def try_(
     as_json: JsonOption = False,
 ) -> None:
     """Time a few steps of a study's cells on this machine. Its plans use the times from then on."""
-    from interplay.verbs.plan import try_steps
-
-    try_steps(spec, changes or (), results, as_json=as_json)
+    note_other_values("try", spec, changes or (), results)
+    progress = Console(stderr=True, quiet=as_json)
+    show(
+        interplay.try_steps(spec, *(changes or ()), results=results, progress=progress),
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -246,21 +268,20 @@ def run(
     results: ResultsOption = RESULTS,
 ) -> None:
     """Train what a study lacks, fit, and write its report. Run it again to resume."""
-    from interplay.verbs import run as verb
+    from interplay.verbs.run import run_in_terminal
 
     keys = {"resources.slots": slots, "resources.device": device}
     more = [f"{key}={value}" for key, value in keys.items() if value is not None]
-    raise typer.Exit(verb.run(spec, [*(changes or ()), *more], results, RESULTS))
+    note_other_values("run", spec, [*(changes or ()), *more], results)
+    raise typer.Exit(run_in_terminal(spec, [*(changes or ()), *more], results, RESULTS))
 
 
 @app.command()
 def presets(as_json: JsonOption = False) -> None:
     """List the built-in studies: question, cost and recorded result."""
-    from interplay.verbs.plan import catalogue, catalogue_view
-
     with working("planning"):
-        records = catalogue()
-    show(records, catalogue_view(records), as_json=as_json)
+        listed = interplay.presets()
+    show(listed, as_json=as_json)
 
 
 @app.command()
@@ -280,9 +301,9 @@ def submit(
     results: ResultsOption = RESULTS,
 ) -> None:
     """Run a study on a cluster, as a Ray job, and follow its log. Asks before it costs more than $50."""
-    from interplay.cluster import submit as verb
+    import interplay.cluster.submit
 
-    status = verb.submit(
+    status = interplay.cluster.submit.submit(
         spec,
         changes or (),
         cluster,
@@ -299,26 +320,26 @@ def submit(
 @app.command()
 def jobs(cluster: ClusterOption = None, address: AddressOption = None, as_json: JsonOption = False) -> None:
     """List the jobs of a cluster: study, status and times."""
-    from interplay.cluster import submit as verb
+    import interplay.cluster.submit
 
-    records = verb.jobs(cluster, address)
-    show(records, verb.jobs_view(records), as_json=as_json)
+    records = interplay.cluster.submit.jobs(cluster, address)
+    show(View(records, interplay.cluster.submit.jobs_view(records)), as_json=as_json)
 
 
 @app.command()
 def logs(job: JobArgument, cluster: ClusterOption = None, address: AddressOption = None) -> None:
     """Print the log of a job and follow it to its end. The exit status is that of the study."""
-    from interplay.cluster import submit as verb
+    import interplay.cluster.submit
 
-    raise typer.Exit(verb.logs(job, cluster, address))
+    raise typer.Exit(interplay.cluster.submit.logs(job, cluster, address))
 
 
 @app.command()
 def stop(job: JobArgument, cluster: ClusterOption = None, address: AddressOption = None) -> None:
     """Stop a job of a cluster. Its finished cells are kept."""
-    from interplay.cluster import submit as verb
+    import interplay.cluster.submit
 
-    verb.stop(job, cluster, address)
+    interplay.cluster.submit.stop(job, cluster, address)
 
 
 @app.command()
@@ -334,16 +355,9 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show what of a study is done, running, failed or missing. Without a spec, list all studies."""
-    from interplay.spec_argument import load
-    from interplay.verbs.status import status as of_study
-    from interplay.verbs.status import status_of_all
-
-    found = (
-        status_of_all(results)
-        if spec is None
-        else of_study(load("status", spec, changes or (), results), results)
-    )
-    show(*found, as_json=as_json)
+    if spec is not None:
+        note_other_values("status", spec, changes or (), results)
+    show(interplay.status(spec, *(changes or ()), results=results), as_json=as_json)
 
 
 @app.command()
@@ -353,12 +367,12 @@ def mirror(
     results: ResultsOption = RESULTS,
 ) -> None:
     """Send MLflow and other trackers the rows they lack. An empty one gets all; `interplay run` does so as well."""
-    from interplay.spec_argument import load
     from study.spec.study import studies
     from study.tracking.targets import mirror_study
 
-    for one in studies(load("mirror", spec, changes or (), results)):
-        Console().print(mirror_study(one, results), markup=False, soft_wrap=True)
+    note_other_values("mirror", spec, changes or (), results)
+    for study in studies(interplay.load_spec(spec, *(changes or ()), results=results)):
+        Console().print(mirror_study(study, results), markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -377,13 +391,22 @@ def fit(
     as_json: JsonOption = False,
 ) -> None:
     """Find the crossings of a run table and fit the threshold law."""
-    from interplay.verbs import fit as verb
-    from interplay.verbs.answer import Reading
-
-    reading = Reading(
-        runs, changes or (), column or (), where or (), count, tokens, results, uri, level, "fit", unit
-    )
-    verb.fit(reading, out, as_json=as_json)
+    with working("fitting"):
+        answer = interplay.fit(
+            runs,
+            *(changes or ()),
+            results=results,
+            count=count,
+            uri=uri,
+            level=level,
+            tokens=tokens,
+            unit=unit,
+            where=_pairs(where, "where", "HEADING=VALUE", "dataset=c4"),
+            columns=_pairs(column, "column", "OURS=THEIRS", "loss=final_loss"),
+            out=out,
+        )
+    _note_of_runs("fit", runs, changes or (), results)
+    show(answer, as_json=as_json)
 
 
 @app.command()
@@ -404,13 +427,42 @@ def report(
     ] = None,
 ) -> None:
     """Write the page, figures and tables of a study or run table. Those of a study are written anew."""
-    from interplay.verbs import fit as verb
-    from interplay.verbs.answer import Reading
+    with working("writing the report"):
+        page = interplay.report(
+            runs,
+            *(changes or ()),
+            results=results,
+            count=count,
+            uri=uri,
+            level=level,
+            tokens=tokens,
+            unit=unit,
+            where=_pairs(where, "where", "HEADING=VALUE", "dataset=c4"),
+            columns=_pairs(column, "column", "OURS=THEIRS", "loss=final_loss"),
+            out=out,
+        )
+    _note_of_runs("report", runs, changes or (), results)
+    show(page, as_json=False)
 
-    reading = Reading(
-        runs, changes or (), column or (), where or (), count, tokens, results, uri, level, "report", unit
-    )
-    verb.report(reading, out)
+
+def _note_of_runs(verb: str, runs: str, changes: Sequence[str], results: Path) -> None:
+    from analysis.runs.files import is_table
+
+    if not runs.startswith("mlflow:") and not is_table(runs):
+        note_other_values(verb, runs, changes, results)
+
+
+def _pairs(texts: Sequence[str] | None, name: str, form: str, example: str) -> dict[str, str]:
+    """The pairs of an option that may be given several times."""
+    pairs: dict[str, str] = {}
+    for text in texts or ():
+        key, _, value = text.partition("=")
+        if not (key and value):
+            raise SpecError(f"--{name} {text!r} is not {form}; write it as --{name} {example}.")
+        if key in pairs:
+            raise SpecError(f"--{name} gives `{key}` more than once; write each name once.")
+        pairs[key] = value
+    return pairs
 
 
 @app.command()
@@ -439,33 +491,12 @@ def recommend(
 
     From a study's fit or a law, else by all published evidence.
     """
-    from analysis.audit.recommend import compare, recommend_at_compute
-    from analysis.audit.recommend import recommend as recommended
-    from interplay.fit_files import fit_file
-    from interplay.terminal import comparison_table, compute_shapes_table, recommendation_table
+    from interplay.verbs.recommend import recommend_each
 
-    if flops:
-        by = [*(("--fit", str(fit)) if fit else ()), *(("--law", law) if law else ())]
-        if sizes:
-            one = command("recommend", *by, *sizes)
-            several = command("recommend", *by, *(part for C in (*flops, *sizes) for part in ("--flops", C)))
-            raise AnalysisError(
-                f"Give sizes or budgets of FLOPs, not both. Only sizes: `{one}`. Only FLOPs: `{several}`"
-            )
-        if within is not None:
-            raise AnalysisError(
-                "--within is for sizes, at which all depths have one N. Without it: "
-                + command("recommend", *by, *(part for C in flops for part in ("--flops", C)))
-            )
-        words, at = recommend_at_compute(fit and fit_file(fit, results), law, flops)
-        show(to_json(at), compute_shapes_table(words, at), as_json=as_json)
-        return
-    if fit is None and law is None:
-        found = compare(sizes or (), within)
-        show(to_json(found), comparison_table(found), as_json=as_json)
-        return
-    source, shapes = recommended(fit and fit_file(fit, results), law, sizes or (), within)
-    show(to_json(shapes), recommendation_table(source, shapes), as_json=as_json)
+    show(
+        recommend_each(sizes or (), flops=flops or (), law=law, fit=fit, within=within, results=results),
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -492,19 +523,30 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Say whether models are too deep or too shallow. By all published evidence, or by one law or fit."""
-    from interplay.fit_files import fit_file
-    from interplay.verbs.audit import audit_known, audit_models, audit_view, known_view
+    from interplay.verbs.audit import audit_each, audit_known
 
     if known:
-        models = audit_known(within, figure, others=(configs, depth, width, vocabulary, law, fit))
-        show([item.to_json() for item in models], known_view(models, within), as_json=as_json)
+        if any(value is not None for value in (configs, depth, width, vocabulary, law, fit)):
+            raise InputError(
+                "--known compares a list of models with all laws; leave out every other model and law."
+            )
+        show(audit_known(within, figure), as_json=as_json)
         return
     if figure is not None:
-        raise AnalysisError("--figure draws the well-known models; add --known.")
-    audits = audit_models(
-        configs or (), (depth, width, vocabulary), law, fit and fit_file(fit, results), within
+        raise InputError("--figure draws the well-known models; add --known.")
+    show(
+        audit_each(
+            configs or (),
+            depth=depth,
+            width=width,
+            vocabulary=vocabulary,
+            law=law,
+            fit=fit,
+            within=within,
+            results=results,
+        ),
+        as_json=as_json,
     )
-    show([item.to_json() for item in audits], audit_view(audits, within), as_json=as_json)
 
 
 @app.command()
@@ -526,7 +568,7 @@ def export(
     from interplay.verbs.export import export_cell, export_text
 
     written = export_cell(spec, cell, out, results)
-    show(written, export_text(written), as_json=as_json)
+    show(View(written, export_text(written)), as_json=as_json)
 
 
 @app.command()
@@ -568,10 +610,11 @@ def init(
 
     The first time on a machine it trains a few steps for up to 30 s, because the time follows from its speed.
     """
-    from interplay.verbs.init import init as written
-
-    for sentence in written(name, data, hours, device, Path(), network):
-        Console().print(sentence, markup=False, highlight=False, soft_wrap=True)
+    progress = Console(stderr=True)
+    show(
+        interplay.init(name, data, hours=hours, device=device, network=network, progress=progress),
+        as_json=False,
+    )
 
 
 @app.command()
@@ -580,6 +623,41 @@ def schema() -> None:
     from study.spec.schema import json_schema
 
     print(json.dumps(json_schema(), indent=1))
+
+
+@theory.command()
+def bounds(
+    depth: DepthOption, width: WidthOption, heads: HeadsOption = 1, as_json: JsonOption = False
+) -> None:
+    """Bound the separation rank of a shape (Theorems 1 and 2)."""
+    from interplay.verbs.theory import theory_bounds
+
+    show(theory_bounds(depth, width, heads), as_json=as_json)
+
+
+@theory.command()
+def example(as_json: JsonOption = False) -> None:
+    """Show the width by which a shallower model matches a deeper. The example of Corollary 1."""
+    from interplay.verbs.theory import theory_example
+
+    show(theory_example(), as_json=as_json)
+
+
+@theory.command()
+def rank(
+    depth: DepthOption,
+    width: WidthOption,
+    heads: HeadsOption = 1,
+    tokens: Annotated[int | None, typer.Option(help="positions, even; 2·(d + 1) if not given")] = None,
+    grid: Annotated[int, typer.Option(min=1, help="most inputs on each side, doubled from 32 on")] = 2048,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute the exact separation rank of a random network. It is shown between its bounds."""
+    from interplay.verbs.theory import theory_rank
+
+    with Console(stderr=True).status("computing"):
+        computed = theory_rank(depth, width, heads, tokens=tokens, grid=grid)
+    show(computed, as_json=as_json)
 
 
 # The list of verbs has whole first sentences; Click would cut them at 45 characters.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from core.command_line import command
+from core.command_line import command, option
 from study.errors import SpecError
 from study.spec.recorded import recorded_file, recorded_source
 
@@ -30,11 +30,11 @@ def fit_file(given: Path, results: Path) -> Path:
     if is_table(str(given)) and given.suffix != ".json":
         fit = command("fit", str(given), "--out", FIT)
         raise SpecError(
-            f"--fit {given} is a run table and no fit; fit it with `{fit}`, then give --fit {FIT}."
+            f"{option('fit', given)} is a run table and no fit; fit it with `{fit}`, then give {option('fit', FIT)}."
         )
     if given.is_dir():
         fit = command("fit", "RUNS", "--out", str(given / FIT))
         raise SpecError(
-            f"--fit {given} is a folder without {FIT}; `{fit}` writes one, of a study or a run table."
+            f"{option('fit', given)} is a folder without {FIT}; `{fit}` writes one, of a study or a run table."
         )
     return given

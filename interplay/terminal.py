@@ -18,8 +18,9 @@ from rich.text import Text
 from analysis.audit.recommend import Comparison
 from analysis.law.shape import ComputeShape, Shape, flops_hint
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
-from core.command_line import command, relative
+from core.command_line import command, option, relative
 from core.numbers import digits, ends, human, layers, percent, scientific, short, span
+from interplay.result import Result
 from study.errors import SpecError
 
 if TYPE_CHECKING:
@@ -33,11 +34,12 @@ _JOINED = "\x00"
 FILE_COLUMNS = 120
 
 
-def show(document: object, view: RenderableType, *, as_json: bool) -> None:
-    """Print one JSON document, or its view for the terminal."""
+def show(result: Result, *, as_json: bool) -> None:
+    """Print the JSON document of a result, or its view for the terminal."""
     if as_json:
-        print(json.dumps(document, indent=2, allow_nan=False))
+        print(json.dumps(result.to_json(), indent=2, allow_nan=False))
         return
+    view = result.__rich__()
     is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     console = Console(highlight=False, width=FILE_COLUMNS if is_file else None)
     console.print(view, soft_wrap=isinstance(view, Text), crop=False)
@@ -86,10 +88,15 @@ def say(text: str, value: object) -> None:
     Console(highlight=False).print(Text.assemble(text, (str(value), "bold")), soft_wrap=True)
 
 
-def refuse_file(folder: Path, option: str) -> None:
-    """Raise a `SpecError` if an option names a file instead of a folder."""
+def pasteable(text: str, words: str = "") -> Text:
+    """Return a sentence, and a command to copy, on one line however long it is."""
+    return Text.assemble(text, (words, "bold"), no_wrap=True, overflow="ignore")
+
+
+def refuse_file(folder: Path, name: str) -> None:
+    """Raise a `SpecError` if the option `name` names a file instead of a folder."""
     if folder.exists() and not folder.is_dir():
-        raise SpecError(f"{option} {folder} is a file; name a folder, existing or not.")
+        raise SpecError(f"{option(name, folder)} is a file; name a folder, existing or not.")
 
 
 def text_table(
@@ -161,7 +168,9 @@ def _left_out_text(result: "Fit") -> str:
         return ""  # the first line has it
     used = f"{result.used + result.merged} of {result.used + count} rows are used"
     reasons = reasons_phrase(result)
-    return f"{used}. Left out, or merged into others: {reasons}. `--json` has the reason of each row."
+    return (
+        f"{used}. Left out, or merged into others: {reasons}. `{option('json')}` has the reason of each row."
+    )
 
 
 def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType:

@@ -1,7 +1,5 @@
 """The error a wrong spec causes."""
 
-from collections.abc import Sequence
-
 from core.errors import InputError, printable
 
 
@@ -15,16 +13,3 @@ class SpecError(InputError):
     def __init__(self, message: str) -> None:
         """Keep the message in one line: a key or a value of a spec may hold anything, as a newline."""
         super().__init__(printable(message))
-
-
-class ArgumentsNeededError(SpecError):
-    """The command can be run with further arguments.
-
-    Attributes:
-        arguments: those that probably help.
-    """
-
-    def __init__(self, message: str, arguments: Sequence[str]) -> None:
-        """See the class."""
-        super().__init__(message)
-        self.arguments = tuple(arguments)

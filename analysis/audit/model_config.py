@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.audit.layer_kinds import doubts, refusal
+from core.command_line import command, options
 from core.errors import InputError
 
 #: Key names, the most common first.
@@ -90,10 +91,10 @@ def read_model_config(path: Path) -> ModelConfig:
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON or too many digits
         raise InputError(
             f"The model config {file} cannot be read: {error}. Give a HuggingFace config.json, a folder that holds "
-            "one, or the shape itself: --depth L --width D."
+            f"one, or the shape itself: {options(depth='L', width='D')}."
         ) from error
     if not isinstance(document, dict):
-        raise InputError(f"{file} holds no JSON object. Give --depth L --width D instead.")
+        raise InputError(f"{file} holds no JSON object. Give {options(depth='L', width='D')} instead.")
     return model_config(document, str(path))
 
 
@@ -135,8 +136,8 @@ def _refuse_other_kinds(
     kind = _text(document.get("model_type")) or family or "unknown kind"
     decoder = _size(values, "decoder_layers", "num_decoder_layers")
     depth, width = decoder or _size(values, *DEPTH_KEYS), _size(values, *WIDTH_KEYS)
-    shape = f"--depth {depth or 'L'} --width {width or 'D'}"
-    way_out = f"To compare one shape anyway, as if dense and decoder-only: interplay audit {shape}"
+    shape = ("--depth", str(depth or "L"), "--width", str(width or "D"))
+    way_out = f"To compare one shape anyway, as if dense and decoder-only: {command('audit', *shape)}"
     if (
         True in (document.get("is_encoder_decoder"), values.get("is_encoder_decoder"))
         or any(_size(values, key) for key in _ENCODER_DEPTHS)
@@ -164,13 +165,13 @@ def _required(values: Mapping[str, Any], keys: tuple[str, ...], what: str, name:
     if key is None:
         raise InputError(
             f"{name} has no {what}: none of {', '.join(keys)} is in the file (nor in a part named "
-            f"{', '.join(_LANGUAGE_PARTS)}). Give the shape itself: --depth L --width D."
+            f"{', '.join(_LANGUAGE_PARTS)}). Give the shape itself: {options(depth='L', width='D')}."
         )
     if size := _size(values, key):
         return size
     raise InputError(
         f"{name}: {key} is {reprlib.repr(values[key])}; the {what} must be a positive whole number. "
-        "Correct the file, or give --depth L --width D."
+        f"Correct the file, or give {options(depth='L', width='D')}."
     )
 
 

@@ -30,13 +30,9 @@ from analysis.law.shape import (
     flops_hint,
     in_unit,
 )
+from core.command_line import option
 from core.errors import InputError
 from core.numbers import human, parse_number, short
-
-ONE_SOURCE = (
-    "Give one source: --fit results/NAME/fit.json for a study's own law, or --law levine2020 for a published one (not "
-    "both)."
-)
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,7 +124,7 @@ def _no_depth(who: str, params: Sequence[float], reason: str | None, command: st
     )
 
 
-def recommend(
+def shapes_of_sizes(
     fit: Path | NamedFit | None, name: str | None, sizes: Sequence[float | str], within: Within = None
 ) -> tuple[str, list[Shape]]:
     """Return the source of the recommendation in words, and the best shape for each size N, such as 1e9 or 7B.
@@ -144,7 +140,7 @@ def recommend(
     """
     params = _sizes(sizes)
     if (fit is None) == (name is None):
-        raise InputError(ONE_SOURCE)
+        raise _one_source()
     if name == "log3":
         return LEAST_DEPTH, [least_shape(value) for value in params]
     if fit is None:
@@ -183,7 +179,7 @@ def recommend_at_compute(
             has no budgets of compute, a compute is no positive number, or none has an answer.
     """
     if fit is not None and name is not None:
-        raise InputError(ONE_SOURCE)
+        raise _one_source()
     flops = [_compute(value) for value in computes]
     if fit is not None:
         named = named_fit(fit)
@@ -227,7 +223,7 @@ def recommend_one(
     flops: float | str | None,
     within: Within = None,
 ) -> Shape | ComputeShape:
-    """Return the best shape of one size N, by `recommend`, or of one compute, by `recommend_at_compute`.
+    """Return the best shape of one size N, by `shapes_of_sizes`, or of one compute, by `recommend_at_compute`.
 
     Raises:
         InputError: as of these; both or none of `params` and `flops` is given, or `within` with `flops`.
@@ -238,10 +234,17 @@ def recommend_one(
         )
     if flops is None:
         assert params is not None
-        return recommend(fit, name, [params], within)[1][0]
+        return shapes_of_sizes(fit, name, [params], within)[1][0]
     if within is not None:
         raise InputError(f"`within` is for a size N. Leave it out: recommend(flops={flops}).")
     return recommend_at_compute(fit, name, [flops])[1][0]
+
+
+def _one_source() -> InputError:
+    file, law = option("fit", "results/NAME/fit.json"), option("law", "levine2020")
+    return InputError(
+        f"Give one source: {file} for a study's own law, or {law} for a published one (not both)."
+    )
 
 
 def fit_evidence(named: NamedFit, within: Within) -> Evidence:
@@ -281,7 +284,9 @@ def _number(value: float | str, what: str) -> float:
 
 
 def _compute(flops: float | str) -> float:
-    value = _number(flops, "number of FLOPs; write it as --flops 1e20")
+    value = _number(flops, f"number of FLOPs; write it as {option('flops', '1e20')}")
     if not 0 < value < math.inf:
-        raise InputError(f"The compute is {value:g} FLOPs; give a positive number, as --flops 1e20.")
+        raise InputError(
+            f"The compute is {value:g} FLOPs; give a positive number, as {option('flops', '1e20')}."
+        )
     return value

@@ -15,13 +15,24 @@ from analysis.audit.model_config import ModelConfig
 from analysis.intervals import Interval
 from analysis.law.near_optimal import Within
 from analysis.law.shape import NearOptimal, Shape, Transition
+from core.command_line import option
 from core.errors import InputError
 from core.files import to_json
+from core.numbers import ends, listed
 
 #: Of one law, and of all of them together.
 Verdict = Literal[
     "near the best", "too shallow", "too deep", "within the interval", "not settled", "laws disagree", "no verdict"
 ]  # fmt: skip
+
+
+#: What a verdict rests on, by `Shape.source`.
+_SOURCES = {
+    "published": "the law",
+    "law": "the laws",
+    "measured": "the losses measured near this N",
+    "band": "the interval of the laws",
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ class Finding:
         return "not settled" if is_open or self.lost is not None else "within the interval"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Audit:
     """The verdict on one model by all laws that it was compared with.
 
@@ -122,6 +133,39 @@ class Audit:
         if len(verdicts) == 1:
             return verdicts.pop()
         return "not settled" if "not settled" in verdicts else "laws disagree"
+
+    @property
+    def verdict_words(self) -> str:
+        """The verdict as its sentence has it."""
+        words = {"laws disagree": "the laws disagree", "not settled": "it is not settled"}
+        return words.get(self.verdict, self.verdict)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict, and what the model loses or where the best depth lies; or why there is no verdict."""
+        name, deciding = self.model.name, self.deciding
+        if not deciding:
+            laws = "the law" if len(self.findings) == 1 else "every law"
+            return f"{name} has no verdict: its size is more than ten times outside the sizes of {laws}."
+        is_common = self.verdict not in ("laws disagree", "not settled")
+        text = f"{name} {'is' if is_common else 'has no common verdict,'} {self.verdict_words}"
+        if self.lost is not None:
+            low, high = (f"{value:.4f}" for value in self.lost)
+            nats = low if low == high else f"{low} to {high}"
+            laws = listed([finding.law for finding in deciding])
+            return f"{text}: it loses {nats} nats per token against the best depth of its size, by {laws}."
+        finding, best = deciding[0], deciding[0].best
+        depth = finding.star
+        stated = "not stated" if depth is None else f"{depth:.1f}" if depth >= 1 else "less than one layer"
+        level = f"{100 * best.level:.3g} % " if best.level is not None else ""
+        kind = ", by the errors of its parameters only" if best.source == "published" else ""
+        return (
+            f"{text}: by {_SOURCES[best.source]} of {finding.source}, the best depth for this N is {stated} ({level}"
+            f"interval {ends(best.depth_interval)}{kind}); what the model loses is not known by it."
+        )
+
+    def __repr__(self) -> str:
+        return self.sentence
 
     @property
     def extrapolated(self) -> bool:
@@ -163,7 +207,7 @@ def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConf
     """
     for name, value in (("depth", depth), ("width", width), ("vocabulary", vocabulary)):
         if value is not None and value <= 0:
-            raise InputError(f"--{name} is {value}; it must be a positive whole number.")
+            raise InputError(f"{option(name)} is {value}; it must be a positive whole number.")
     return ModelConfig(name=f"{depth} × {width}", depth=depth, width=width, vocabulary=vocabulary)
 
 

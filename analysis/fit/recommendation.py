@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.law.near_optimal import Within, nats_of
 from analysis.law.shape import NearOptimal, Shape
+from core.command_line import option
 from core.errors import InputError
 from core.numbers import digits, human, layers, listed
 
@@ -60,7 +61,7 @@ def shapes_by(named: NamedFit, params: Sequence[float], within: Within = None) -
             more = "train the depths of each size on equal tokens"
         raise InputError(
             f"The fit in {named.name} has no answer at N = {', '.join(f'{value:g}' for value in params)}: "
-            f"{chosen[0].reason}.{inside} Use --law levine2020 or liu2026 for a published law, or {more}."
+            f"{chosen[0].reason}.{inside} Use {option('law', 'levine2020')} or liu2026 for a published law, or {more}."
         )
     return chosen
 
@@ -90,7 +91,7 @@ def recommended(result: "Fit", params: float, within: Within = None) -> Shape:
             decided = result.predict(params, math.inf)
             if decided.source == "law":
                 assert decided.near_optimal is not None
-                more = f"more than the {digits(nats * result.loss_unit.per_nat)} of --within"
+                more = f"more than the {digits(nats * result.loss_unit.per_nat)} of {option('within')}"
                 shape = replace(decided, near_optimal=replace(decided.near_optimal, within=nats), reason=more)
             else:
                 sizes = reading.params

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from analysis.law.shape import NearOptimal
 from analysis.units import NATS, LossUnit
+from core.command_line import option
 from core.errors import InputError
 
 if TYPE_CHECKING:
@@ -77,15 +78,15 @@ def nats_of(within: Within, loss: float | None = None, unit: LossUnit = NATS) ->
         value = math.nan
     if not 0 < value < (100 if text.endswith("%") else math.inf):
         raise InputError(
-            f"--within is {text}; it must be a positive number of {unit.name}, as 0.005, or a share of the loss, as "
-            "0.5%."
+            f"{option('within')} is {text}; it must be a positive number of {unit.name}, as 0.005, or a share of the "
+            "loss, as 0.5%."
         )
     if not text.endswith("%"):
         return value / unit.per_nat
     if loss is None:
         raise InputError(
-            f"--within {text} is a share of a loss, and a published law gives differences of losses only. Give nats "
-            "per token: --within 0.01"
+            f"{option('within', text)} is a share of a loss, and a published law gives differences of losses only. "
+            f"Give nats per token: {option('within', 0.01)}"
         )
     return value / 100 * loss
 

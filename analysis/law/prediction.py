@@ -13,6 +13,7 @@ from analysis.law.decision import Decision, GapLaws
 from analysis.law.near_optimal import WITHIN
 from analysis.law.shape import REACH, NearOptimal, Shape, check_size
 from analysis.units import NATS, LossUnit
+from core.command_line import option
 from core.numbers import digits, human, layers
 
 #: The source of a loss, in words.
@@ -77,7 +78,7 @@ def undetermined(decision: Decision, within: float, unit: LossUnit) -> str:
     return (
         f"{layers(decision.depth)} have the least expected loss, but may lose "
         f"{digits(unit.per_nat * decision.bound)} {unit.name} against the best depth, more than the "
-        f"{digits(unit.per_nat * within)} of --within"
+        f"{digits(unit.per_nat * within)} of {option('within')}"
     )
 
 

@@ -13,6 +13,7 @@ from statistics import NormalDist
 from analysis.intervals import Interval, width_of
 from analysis.law.shape import REACH, ComputeShape, Shape, Transition, check_size, outside
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw, solve_depth
+from core.command_line import option
 from core.errors import InputError
 from core.numbers import human
 
@@ -110,7 +111,8 @@ class AdditiveLaw:
             least = self.transition(self.skipped + 1).params
             raise InputError(
                 f"The law of {self.source} counts depths above {self.skipped:g} layers only, and its best depth at "
-                f"N = {params:g} is {exact:.1f}. Ask for a size of {least:,.0f} or more, or use --law levine2020."
+                f"N = {params:g} is {exact:.1f}. Ask for a size of {least:,.0f} or more, or use "
+                f"{option('law', 'levine2020')}."
             )
         return Shape(
             params,

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.runs.columns import BITS_PER_BYTE, BYTES_PER_TOKEN, numeric
+from core.command_line import option
 from core.errors import InputError
 from core.numbers import digits, first_few
 
@@ -48,7 +49,7 @@ def needed_bytes(rows: pd.DataFrame, source: str) -> float:
             raise NoBytesError(
                 f"The columns {BITS_PER_BYTE} and {BYTES_PER_TOKEN} of {source} contradict each other: in row {row} "
                 f"the loss in bits per byte is of {digits(other[row], 4)} bytes per token, and {BYTES_PER_TOKEN} is "
-                f"{digits(found[row], 4)}. Correct one of them, or leave out --unit bpb."
+                f"{digits(found[row], 4)}. Correct one of them, or leave out {option('unit', 'bpb')}."
             )
     if missing := [str(row) for row in found.index[found.isna()]]:
         which = (
@@ -57,18 +58,18 @@ def needed_bytes(rows: pd.DataFrame, source: str) -> float:
         if given := [name for name in (BITS_PER_BYTE, BYTES_PER_TOKEN) if name in rows]:
             which += f", where {' and '.join(given)} must be above 0"
         raise NoBytesError(
-            f"--unit bpb needs the bytes per token of {source}, and {which}. Name the column of the loss in bits per "
-            "byte with --column bits_per_byte=HEADING, or that of the bytes of text per token with --column "
-            "bytes_per_token=HEADING; or leave out --unit bpb."
+            f"{option('unit', 'bpb')} needs the bytes per token of {source}, and {which}. Name the column of the loss "
+            f"in bits per byte with {option('column', 'bits_per_byte=HEADING')}, or that of the bytes of text per "
+            f"token with {option('column', 'bytes_per_token=HEADING')}; or leave out {option('unit', 'bpb')}."
         )
     middle = float(found.median())
     if len(others := _others(found)):
         named = [f"{digits(value, 4)} in row {row}" for row, value in others.items()]
         raise NoBytesError(
-            f"The rows of {source} have no common number of bytes per token, which --unit bpb needs: "
-            f"{digits(middle, 4)}, but {first_few(named)}. Compare the rows of one data set with --where "
-            "HEADING=VALUE; if the losses in bits per byte are rounded, add a column bytes_per_token; or leave out "
-            "--unit bpb."
+            f"The rows of {source} have no common number of bytes per token, which {option('unit', 'bpb')} needs: "
+            f"{digits(middle, 4)}, but {first_few(named)}. Compare the rows of one data set with "
+            f"{option('where', 'HEADING=VALUE')}; if the losses in bits per byte are rounded, add a column "
+            f"bytes_per_token; or leave out {option('unit', 'bpb')}."
         )
     return middle
 

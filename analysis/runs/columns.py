@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 import pandas as pd
 
 from analysis.runs.headings import NAMES, column_of, last_part, loss_heading, names_in, words_of
-from core.errors import InputError, OptionNeededError, did_you_mean, near_misses, shortened
+from core.command_line import option, try_with
+from core.errors import InputError, did_you_mean, near_misses, shortened
 
 #: The columns of every run table, in this order. N = `params` = 12·L·d² is the paper's count of
 #: non-embedding parameters; `total_params` counts everything; `loss` is in nats per token.
@@ -85,7 +86,11 @@ def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.D
             )
         if theirs not in frame.columns:
             there = ours in frame.columns
-            hint = f" Its own column {ours} needs no --column." if there else _nearest(theirs, frame, ours)
+            hint = (
+                f" Its own column {ours} needs no {option('column')}."
+                if there
+                else _nearest(theirs, frame, ours)
+            )
             raise InputError(
                 f"{source} has no column {shortened(theirs)!r}, which was given for {ours!r}. "
                 f"Its columns are {_listing([str(name) for name in frame.columns])}.{hint}"
@@ -107,17 +112,21 @@ def require(frame: pd.DataFrame, source: str, needed: Iterable[str]) -> None:
         missing.remove("params")
     if not missing:
         return
-    own = " Leave out --count table to count N as 12·L·d²." if "params" in missing else ""
+    own = f" Leave out {option('count', 'table')} to count N as 12·L·d²." if "params" in missing else ""
     other = f" Its other headings are {_listing(unknown)}." if (unknown := _unknown(frame)) else ""
     text = (
         f"{source} has no column {' and no column '.join(map(repr, missing))}.{other} Depth, width and loss are "
-        f"required; name other headings with --column, as in --column loss=final_loss.{own}"
+        f"required; name other headings with {option('column')}, as in {option('column', 'loss=final_loss')}.{own}"
     )
     near = {name: _candidates(name, frame) for name in missing}
     if all(near.values()):
-        raise OptionNeededError(text, [("--column", f"{name}={near[name][0]}") for name in missing])
+        raise InputError(text + try_with([("column", f"{name}={near[name][0]}") for name in missing]))
     # A command with a placeholder cannot be run.
-    hints = [f" Perhaps --column {name}={shortened(found[0])}." for name, found in near.items() if found]
+    hints = [
+        f" Perhaps {option('column', f'{name}={shortened(found[0])}')}."
+        for name, found in near.items()
+        if found
+    ]
     raise InputError(text + "".join(hints))
 
 
@@ -134,7 +143,7 @@ def _nearest(wanted: str, frame: pd.DataFrame, ours: str) -> str:
     """A sentence with the heading that was probably meant, or nothing."""
     plausible = [name for name in _unknown(frame) if _may_be(ours, frame[name], name)]
     near = near_misses(wanted, plausible) or near_misses(last_part(wanted), plausible)
-    return f" Perhaps --column {ours}={shortened(near[0])}." if near else ""
+    return f" Perhaps {option('column', f'{ours}={shortened(near[0])}')}." if near else ""
 
 
 #: Words of measures that are no loss, of numbers of steps and of parts of a layer: no guess at a column has them.

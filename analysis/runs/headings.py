@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from core.command_line import option
 from core.errors import InputError, shortened
 from core.numbers import parse_number
 
@@ -299,10 +300,9 @@ def _find_loss(free: list[str], names: list[str]) -> tuple[str | None, list[str]
     """The heading of the loss among those that are free, the other headings of a loss, and notes; None without one."""
     best = best_loss(free)
     if len(best) > 1:
+        choice = option("column", f"loss={shortened(best[0].heading)}")
         several = ", ".join(shortened(item.heading) for item in best)
-        raise InputError(
-            f"Several headings can be the loss: {several}. Choose one with --column loss={shortened(best[0].heading)}."
-        )
+        raise InputError(f"Several headings can be the loss: {several}. Choose one with {choice}.")
     if not best:
         # The objective of a table of Optuna's trials.
         is_optuna = "value" in free and {"number", "state"} <= set(names)

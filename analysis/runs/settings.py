@@ -23,7 +23,8 @@ from analysis.runs.columns import (
     numeric,
 )
 from analysis.runs.headings import last_part, loss_heading, names_in, words_of
-from core.errors import InputError, OptionNeededError, did_you_mean, shortened
+from core.command_line import option, try_with
+from core.errors import InputError, did_you_mean, shortened
 from core.numbers import counted, first_few, listed
 
 #: Columns that identify a run beside its settings.
@@ -105,7 +106,7 @@ def refuse_other_data(rows: pd.DataFrame, headings: Mapping[str, str]) -> None:
         headings: column -> heading in the source.
 
     Raises:
-        OptionNeededError: a column that names the data has several values.
+        InputError: a column that names the data has several values.
     """
     for name in (*unread_columns(rows), *("vocabulary", "context")):
         if name not in rows or last_part(name) not in DATA:
@@ -129,7 +130,7 @@ def refuse_other_models(rows: pd.DataFrame) -> None:
     An empty value is a value: rows of GPT-2 have no network, and without `kv_heads` there are as many as heads.
 
     Raises:
-        OptionNeededError: a column that is one value in a whole study has several.
+        InputError: a column that is one value in a whole study has several.
     """
     for name in MODEL:
         if name in rows and (values := _values(rows[name])).nunique() > 1:
@@ -175,7 +176,8 @@ def _other_ends(last: pd.Series, rows: pd.DataFrame) -> str:
     if (ends["max"] <= ends["min"] * (1 + _SAME_STEP)).all():
         return ""
     text = f"differs between the runs ({last.min():g} to {last.max():g}): losses are comparable only at equal training"
-    name = " Name their column with --column tokens=HEADING." if rows["tokens"].isna().all() else ""
+    column = option("column", "tokens=HEADING")
+    name = f" Name their column with {column}." if rows["tokens"].isna().all() else ""
     return f"{text} tokens.{name}"
 
 
@@ -189,7 +191,7 @@ def choose(rows: pd.DataFrame) -> Chosen:
         rows: used rows at comparable tokens.
 
     Raises:
-        OptionNeededError: rows of one run differ in a switch or a word.
+        InputError: rows of one run differ in a switch or a word.
     """
     tuned: list[str] = []
     groups = [rows[column] for column in RUN]
@@ -281,13 +283,12 @@ def _shares(values: pd.Series) -> str:
     )
 
 
-def _needs_choice(name: str, values: pd.Series, why: str) -> OptionNeededError:
+def _needs_choice(name: str, values: pd.Series, why: str) -> InputError:
     # An option cannot name an empty value.
     most = str(values[values != ""].value_counts().index[0])
-    return OptionNeededError(
+    return InputError(
         f"The column {shortened(name)!r} has several values ({_shares(values)}), and {why}. Compare the rows of one "
-        "value, with --where COLUMN=VALUE.",
-        [("--where", f"{name}={most}")],
+        f"value, with {option('where', 'COLUMN=VALUE')}.{try_with([('where', f'{name}={most}')])}"
     )
 
 
@@ -301,7 +302,9 @@ def rows_where(frame: pd.DataFrame, conditions: Mapping[str, str], source: str) 
     for name, value in conditions.items():
         if name not in frame.columns:
             hint = did_you_mean(name, map(str, frame.columns)) or "."
-            raise InputError(f"{source} has no column {shortened(name)!r}, which --where names{hint}")
+            raise InputError(
+                f"{source} has no column {shortened(name)!r}, which {option('where')} names{hint}"
+            )
         values = _values(frame[name])
         keep &= (values == _values(pd.Series([value], dtype=object)).iloc[0]).to_numpy()
         if not keep.any():

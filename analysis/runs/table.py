@@ -31,7 +31,8 @@ from analysis.runs.columns import (
 from analysis.runs.files import EMPTY, read_file
 from analysis.runs.headings import Headings, Unit, names_in, read_headings, scale_of, unit_of, words_of
 from analysis.runs.settings import rows_where, unread_columns
-from core.errors import InputError, OptionNeededError, shortened
+from core.command_line import option, try_with
+from core.errors import InputError, shortened
 from core.files import write_text
 from core.numbers import counted, first_few, parse_number
 
@@ -319,17 +320,18 @@ def _refuse_other_units(typed: pd.DataFrame, source: str, unit: Unit, heading: s
     if {"accuracy", "acc"} & set(words_of(heading)):
         raise InputError(
             f"The column {shortened(heading)!r} of {source} is an accuracy by its name, and higher is better there. "
-            "Shapes are compared by a loss in nats per token; name its column with --column loss=HEADING."
+            f"Shapes are compared by a loss in nats per token; name its column with {option('column', 'loss=HEADING')}."
         )
     losses = typed.loc[(typed["status"] == "done") & np.isfinite(typed["loss"]), "loss"]
     if losses.empty or (losses > MOST_LOSS).mean() <= 0.5:
         return
     given = {"nats": "", "perplexity": ", as logarithms of perplexities", "bits": ", from bits"}[unit]
-    raise OptionNeededError(
+    tried = try_with([("column", f"perplexity={heading}")]) if unit == "nats" else ""
+    raise InputError(
         f"The losses of {source} (column {shortened(heading)!r}) have a median of {losses.median():.4g}{given}; a "
         "loss in nats per token is at most ln(vocabulary), 13.8 for a million tokens. If they are perplexities, name "
-        "the column with --column perplexity=HEADING; if they are sums over a sequence, divide them by its tokens.",
-        [("--column", f"perplexity={heading}")] if unit == "nats" else [],
+        f"the column with {option('column', 'perplexity=HEADING')}; if they are sums over a sequence, divide them "
+        f"by its tokens.{tried}"
     )
 
 
@@ -348,7 +350,7 @@ def _notes(typed: pd.DataFrame, unread: Mapping[str, pd.Series], unit: Unit, hea
         if like:
             yield (
                 f"The training tokens are not read; {first_few([shortened(name) for name in like])} may be them: name "
-                f"the column with --column tokens={shortened(like[0])}."
+                f"the column with {option('column', f'tokens={shortened(like[0])}')}."
             )
     if (typed["cell"] != "").all():
         return  # `interplay status` counts the cells of a study

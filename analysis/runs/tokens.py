@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.runs.columns import TABLE_PARAMS, TOKEN_GROUP, planned_compute
+from core.command_line import option
 from core.errors import InputError
 from core.numbers import first_few, human, scientific
 
@@ -261,7 +262,7 @@ def _equal_compute(
 
 def _other_count(rows: pd.DataFrame) -> str:
     """The count of parameters that tokens follow if they do not follow N, and how to compare by it; else empty."""
-    use = "; with --count table, depths are compared at equal tokens."
+    use = f"; with {option('count', 'table')}, depths are compared at equal tokens."
     if TABLE_PARAMS in rows:
         each = np.log(rows["tokens"]) - np.log(rows[TABLE_PARAMS])
         if (each - each.median()).abs().max() <= math.log1p(SAME_RATIO):
@@ -305,7 +306,7 @@ def _nearest_level(tokens: float, levels: Floats) -> int:
     if len(levels) == 0:
         raise InputError(
             f"No row of the table has its training tokens, so none can be compared at {tokens:.4g}. Name the column "
-            "with --column tokens=THEIRS, or leave out --tokens."
+            f"with {option('column', 'tokens=THEIRS')}, or leave out {option('tokens')}."
         )
     # Differences of logarithms, because a quotient of extreme numbers is zero.
     distance = np.abs(np.log(levels) - math.log(tokens))
@@ -314,7 +315,8 @@ def _nearest_level(tokens: float, levels: Floats) -> int:
         near = ", ".join(f"{item:.4g}" for item in np.sort(levels[np.argsort(distance)[:10]]))
         raise InputError(
             f"No row is within {NEAR_LEVEL:.0%} of {tokens:.4g} training tokens. The table has {near}"
-            f"{' and others' if len(levels) > 10 else ''}; give one of these with --tokens, in the unit of the table."
+            f"{' and others' if len(levels) > 10 else ''}; give one of these with {option('tokens')}, in "
+            "the unit of the table."
         )
     return nearest
 

@@ -1,4 +1,4 @@
-"""From RUNS of `fit` and `report` (a spec, an MLflow experiment or a table) to the fit and the report.
+"""From the rows of a study to its run table, its fit and its report.
 
 The fit of a study has the cells, FLOPs and option of what is missing: the check of its learning rate, the next depth.
 """
@@ -7,11 +7,8 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from analysis.design.objective import SearchInfo
 from analysis.fit.answer import NextDepth
@@ -19,10 +16,9 @@ from analysis.fit.compute import NextSizes
 from analysis.fit.document import Fit, fit, fit_of
 from analysis.fit.rate_check import RateCheck
 from analysis.fit.study import Study, study_of
-from analysis.runs.files import is_table
-from analysis.runs.table import Count, RunTable, read_runs
+from analysis.runs.table import RunTable
 from analysis.units import UnitOption
-from core.command_line import command
+from core.command_line import command, option
 from core.numbers import counted, listed
 from study.errors import SpecError
 from study.plan.cells import PlannedCell, describe_network
@@ -35,7 +31,7 @@ from study.search.sensitivity_runs import sensitivity_cells
 from study.spec import yaml_file
 from study.spec.recorded import difference_note, study_source
 from study.spec.search import CrossingSection, SensitivitySection
-from study.spec.study import StudySpec, load_spec, parse_spec
+from study.spec.study import StudySpec, parse_spec
 from study.tracking.ledger import Row, outcomes, study_rows, versions, with_recorded
 from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import StudyPaths, study_paths
@@ -48,11 +44,11 @@ class NoRowsError(SpecError):
 
 @dataclass(frozen=True)
 class Runs:
-    """The run table of RUNS, the title of its report, and other arguments of `write_report` that are known."""
+    """The run table of a source, the title of its report, and the other arguments of `write_report`."""
 
     title: str
     table: RunTable
-    known: dict[str, Any]
+    report_data: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -62,103 +58,6 @@ class StudyRuns(Runs):
     plan: Plan
     failed: dict[str, str]
     results: Path
-
-
-@dataclass(frozen=True)
-class Reading:
-    """RUNS of `fit` and `report`, with the options that both verbs share.
-
-    RUNS is `mlflow:EXPERIMENT`, a file whose name is that of a table, else a spec; in Python also a
-    spec or a table that is loaded. `spec` and `source` raise a SpecError if an option does not go with it.
-
-    Attributes:
-        overrides: `key=value`; for a spec only.
-        columns: `ours=theirs`; for a table only.
-        where: `heading=value` of the rows that are read; for a table only.
-        count: how N is counted; `table` for a table only, a study counts 12·L·d².
-        results: root of the results; for a spec or an experiment.
-        uri: of the MLflow store, see `named_store`; for an experiment only.
-        verb: in the commands that messages propose.
-        unit: in which losses are stated.
-    """
-
-    runs: str | StudySpec | pd.DataFrame
-    overrides: Sequence[str]
-    columns: Sequence[str]
-    where: Sequence[str]
-    count: Count
-    tokens: float | None
-    results: Path
-    uri: str | None
-    level: float
-    verb: str = "fit"
-    unit: UnitOption = "nats"
-
-    @property
-    def name(self) -> str:
-        """RUNS in messages."""
-        if isinstance(self.runs, pd.DataFrame):
-            return "the DataFrame"
-        return self.runs if isinstance(self.runs, str) else self.runs.name
-
-    @cached_property
-    def spec(self) -> StudySpec | None:
-        """The spec that RUNS is or names, if it does."""
-        runs = self.runs
-        if isinstance(runs, str) and runs.startswith("mlflow:"):
-            return None
-        if self.uri:
-            raise SpecError(
-                f"--uri names the store of mlflow:EXPERIMENT, but {self.name} is none; leave it out, or for a spec "
-                "write tracking.uri=URI."
-            )
-        if isinstance(runs, str):
-            if is_table(runs):
-                return None
-            runs = load_spec(runs, self.overrides, self.results)
-        if isinstance(runs, pd.DataFrame):
-            return None
-        if self.count == "table":
-            raise SpecError(
-                f"--count table takes N from the column params of a table, but {self.name} is a spec, whose N is "
-                "12·L·d²; leave it out."
-            )
-        for option, does, given in (
-            ("--column", "renames the columns of a table", self.columns),
-            ("--where", "chooses rows of a table", self.where),
-        ):
-            if given:
-                raise SpecError(f"{option} {does}, but {self.name} is a spec; leave it out.")
-        return runs
-
-    @property
-    def source(self) -> Runs:
-        """The run table, and for a spec what a report can add."""
-        if spec := self.spec:
-            return study_runs(spec, self.results, self.verb, [self.name, *self.overrides])
-        if self.overrides:
-            raise SpecError(
-                f"{self.overrides[0]} changes a spec, but {self.name} is a run table; leave it out."
-            )
-        names = _pairs(self.columns, "--column", "OURS=THEIRS, such as --column loss=final_loss")
-        where = _pairs(self.where, "--where", "HEADING=VALUE, such as --where dataset=c4")
-        if isinstance(self.runs, pd.DataFrame):
-            table = RunTable.from_frame(self.runs, names, count=self.count, where=where)
-            return Runs("a table", table, {})
-        store = existing(named_store(self.uri, self.results)) if self.name.startswith("mlflow:") else None
-        table = read_runs(self.name, names, tracking_uri=store, count=self.count, where=where)
-        return Runs(Path(self.name).name, table, {})
-
-
-def _pairs(texts: Sequence[str], option: str, form: str) -> dict[str, str]:
-    """`a=b` of an option that may be given several times."""
-    pairs = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if not (name and value):
-            raise SpecError(f"{option} {text!r} is not {form}.")
-        pairs[name] = value
-    return pairs
 
 
 def study_runs(
@@ -207,7 +106,7 @@ def study_runs(
 
 
 def named_store(uri: str | None, results: Path) -> str:
-    """Return the URI of the store: `--uri`, else MLFLOW_TRACKING_URI, else that of the results folder."""
+    """Return the URI of the store: `uri`, else MLFLOW_TRACKING_URI, else that of the results folder."""
     return uri or os.environ.get("MLFLOW_TRACKING_URI") or tracking_uri("auto", results)
 
 
@@ -221,10 +120,11 @@ def existing(uri: str) -> str:
     if file is not None and not file.is_file():
         raise SpecError(
             f"there is no MLflow store in {file.parent} ({file.name}); run a study first, such as "
-            f"`{command('run', 'quickstart')}`, or name the store with --results DIR or --uri URI."
+            f"`{command('run', 'quickstart')}`, or name the store with {option('results', 'DIR')} "
+            f"or {option('uri', 'URI')}."
         )
     if problem := server_problem(uri):
-        raise SpecError(f"{problem}; start it, or name another with --uri.")
+        raise SpecError(f"{problem}; start it, or name another with {option('uri')}.")
     silence_mlflow()
     return uri
 

@@ -1,73 +1,129 @@
 """`interplay audit`: existing models compared with published evidence or one law, as JSON or for a terminal."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from analysis.audit import verdict
 from analysis.audit.evidence import Evidence, law_evidence, published_evidence
 from analysis.audit.model_config import read_model_config
 from analysis.audit.recommend import fit_evidence
-from analysis.audit.verdict import Audit, Finding, audit, shape_of
-from analysis.fit.recommendation import NamedFit, named_fit
+from analysis.audit.verdict import Audit, Finding, shape_of
+from analysis.fit.recommendation import named_fit
 from analysis.law.near_optimal import Within, within_words
 from analysis.law.published import published_law
+from core.command_line import option, options
 from core.errors import InputError
-from core.numbers import ends, listed, short
+from core.numbers import ends, short
+from interplay.result import Result
 from interplay.terminal import text_table
+from interplay.verbs.recommend import named
 
 if TYPE_CHECKING:
     # It draws a figure.
     from analysis.audit.known_models import KnownModel
 
-#: What a verdict rests on, by `Shape.source`.
-_SOURCES = {
-    "published": "the law",
-    "law": "the laws",
-    "measured": "the losses measured near this N",
-    "band": "the interval of the laws",
-}
+    # It loads pandas, which a published law does not need.
+    from interplay.answer import Answer
 
 
-def audit_models(
-    configs: Sequence[Path],
-    shape: tuple[int | None, int | None, int | None] = (None, None, None),
+def audit(
+    config: str | Path | None = None,
+    *,
+    depth: int | None = None,
+    width: int | None = None,
+    vocabulary: int | None = None,
     law: str | None = None,
-    fit: Path | NamedFit | None = None,
+    fit: "Answer | str | Path | None" = None,
     within: Within = None,
-) -> list[Audit]:
-    """Compare models with all published evidence, or with one law, in the order given.
+    results: str | Path = "results",
+) -> Audit:
+    """Compare a model, by its HuggingFace config or its shape, with all published evidence, or with one law or fit.
+
+        interplay.audit(depth=32, width=4096).verdict
+        interplay.audit("models/mine/config.json", law="liu2026")
 
     Args:
-        configs: `config.json` files or folders that hold one.
-        shape: depth, width and vocabulary of a model without a config; the vocabulary may be None.
-        law: name of a published law that is the only evidence.
-        fit: a fit that is the only evidence, as `interplay recommend --fit` uses it.
+        config: a `config.json` or its folder.
+        depth: layers of a model without a config.
+        width: of the same model.
+        vocabulary: tokens of the same model, if known.
+        law: levine2020 or liu2026, as the only evidence.
+        fit: an answer, the path of a `fit.json` or of its folder, or the name of a study, as the only evidence.
         within: nats per token within which a depth counts as near-optimal.
+        results: root of the results.
 
     Raises:
-        InputError: nothing to audit, half a shape, both laws, a fit without an answer at the size of a model, or a
-            model that cannot be compared.
+        InputError: no model or two of them, both `law` and `fit`, a model that cannot be compared, or a fit without an
+            answer at its size.
     """
-    depth, width, vocabulary = shape
-    models = [read_model_config(path) for path in configs]
+    if config is not None and depth is not None and width is not None:
+        shape = options(depth=depth, width=width)
+        raise InputError(f"Give one model: the config {config}, or {shape}.")
+    configs = [] if config is None else [config]
+    (audited,) = audit_each(
+        configs,
+        depth=depth,
+        width=width,
+        vocabulary=vocabulary,
+        law=law,
+        fit=fit,
+        within=within,
+        results=results,
+    ).audits
+    return audited
+
+
+@dataclass(frozen=True, repr=False)
+class Audits(Result):
+    """Several models compared with the same evidence; `within` as of `audit`."""
+
+    audits: Sequence[Audit]
+    within: Within
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the list of the audits."""
+        return [item.to_json() for item in self.audits]
+
+    def __rich__(self) -> RenderableType:
+        return audit_view(self.audits, self.within)
+
+
+def audit_each(
+    configs: Sequence[str | Path] = (),
+    *,
+    depth: int | None = None,
+    width: int | None = None,
+    vocabulary: int | None = None,
+    law: str | None = None,
+    fit: "Answer | str | Path | None" = None,
+    within: Within = None,
+    results: str | Path = "results",
+) -> Audits:
+    """Compare several models, in the order given, and last that of a shape; arguments and errors as of `audit`."""
+    models = [read_model_config(Path(path)) for path in configs]
     if depth is not None and width is not None:
         models.append(shape_of(depth, width, vocabulary))
-    elif any(value is not None for value in shape):
-        raise InputError("--depth and --width name a shape together: --depth 32 --width 4096.")
+    elif any(value is not None for value in (depth, width, vocabulary)):
+        raise InputError(
+            f"{option('depth')} and {option('width')} name a shape together: {options(depth=32, width=4096)}."
+        )
     if not models:
         raise InputError(
-            "There is no model to audit: give a HuggingFace config.json, a folder with one, or --depth L --width D."
+            "There is no model to audit: give a HuggingFace config.json, a folder with one, or "
+            f"{options(depth='L', width='D')}."
         )
     if fit is not None and law is not None:
-        raise InputError(f"Give one law: --law {law} or --fit, not both.")
-    if fit is not None:
-        evidence: Sequence[Evidence] = (fit_evidence(named_fit(fit), within),)
+        raise InputError(f"Give one law: {option('law', law)} or {option('fit')}, not both.")
+    if given := named(fit, results):
+        evidence: Sequence[Evidence] = (fit_evidence(named_fit(given), within),)
     else:
         evidence = published_evidence() if law is None else (law_evidence(law, published_law(law)),)
-    return [audit(model, evidence, within) for model in models]
+    return Audits([verdict.audit(model, evidence, within) for model in models], within)
 
 
 def audit_view(audits: Sequence[Audit], within: Within) -> RenderableType:
@@ -109,34 +165,13 @@ def audit_view(audits: Sequence[Audit], within: Within) -> RenderableType:
 
 
 def _sentence(item: Audit) -> Text:
-    named = Text.assemble((item.model.name, "bold"))
-    if not item.deciding:
-        laws = "the law" if len(item.findings) == 1 else "every law"
-        return named.append(f" has no verdict: its size is more than ten times outside the sizes of {laws}.")
-    style = "bold green" if item.verdict in ("near the best", "within the interval") else "bold yellow"
-    if item.verdict in ("laws disagree", "not settled"):
-        named.append(" has no common verdict, ").append(
-            "the laws disagree" if item.verdict == "laws disagree" else "it is not settled", style
-        )
-    else:
-        named.append(" is ").append(item.verdict, style)
-    laws = listed([finding.law for finding in item.deciding])
-    if item.lost is not None:
-        low, high = (f"{value:.4f}" for value in item.lost)
-        nats = low if low == high else f"{low} to {high}"
-        return named.append(
-            f": it loses {nats} nats per token against the best depth of its size, by {laws}."
-        )
-    (finding, *_) = item.deciding
-    depth = finding.star
-    stated = "not stated" if depth is None else f"{depth:.1f}" if depth >= 1 else "less than one layer"
-    level = f"{100 * finding.best.level:.3g} % " if finding.best.level is not None else ""
-    kind = ", by the errors of its parameters only" if finding.best.source == "published" else ""
-    by = _SOURCES[finding.best.source]
-    return named.append(
-        f": by {by} of {finding.source}, the best depth for this N is {stated} ({level}interval "
-        f"{ends(finding.best.depth_interval)}{kind}); what the model loses is not known by it."
-    )
+    text = Text(item.sentence)
+    text.stylize("bold", 0, len(item.model.name))
+    if item.deciding:
+        good = item.verdict in ("near the best", "within the interval")
+        at = text.plain.index(item.verdict_words, len(item.model.name))
+        text.stylize("bold green" if good else "bold yellow", at, at + len(item.verdict_words))
+    return text
 
 
 def _level(audits: Sequence[Audit]) -> str:
@@ -145,26 +180,34 @@ def _level(audits: Sequence[Audit]) -> str:
     return next((f"{100 * level:.3g} %, " for level in levels if level is not None), "")
 
 
-def audit_known(
-    within: Within = None, figure: Path | None = None, others: Sequence[object] = ()
-) -> list["KnownModel"]:
+@dataclass(frozen=True, repr=False)
+class KnownAudits(Result):
+    """The well-known models compared with both published laws and the Gemstones table; `within` as of `audit`."""
+
+    models: "Sequence[KnownModel]"
+    within: Within
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the list of the audits."""
+        return [item.to_json() for item in self.models]
+
+    def __rich__(self) -> RenderableType:
+        return known_view(self.models, self.within)
+
+
+def audit_known(within: Within = None, figure: Path | None = None) -> KnownAudits:
     """Compare the well-known models with both published laws and the Gemstones table, and draw them into `figure`.
 
     Raises:
-        InputError: one of `others`, which name another model or law, is not None; `within` is no positive number; or
-            the figure cannot be written.
+        InputError: `within` is no positive number, or the figure cannot be written.
     """
-    if any(value is not None for value in others):
-        raise InputError(
-            "--known compares a list of models with all laws; leave out every other model and law."
-        )
     from analysis.audit.known_models import known_models
     from analysis.report.figures.known_models import known_figure, write_figure
 
     models = known_models(within)
     if figure is not None:
         write_figure(known_figure(models, within), figure)
-    return models
+    return KnownAudits(models, within)
 
 
 def known_view(models: Sequence["KnownModel"], within: Within) -> RenderableType:

@@ -1,76 +1,64 @@
-"""`interplay fit` and `interplay report`: RUNS is a spec, an MLflow experiment or a table."""
+"""Fit the threshold law to the runs of a source."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from analysis.runs.table import Count
+from analysis.units import UnitOption
+from core.command_line import option
 from core.files import write_json
-from interplay.spec_argument import note_other_values
-from interplay.terminal import fit_table, refuse_file, say, show, working
-from interplay.verbs import series
-from interplay.verbs.answer import Reading, StudyRuns, fit_source
+from interplay.answer import Answer
+from interplay.verbs.answer import StudyRuns, fit_source
+from interplay.verbs.read import Source, runs_of
 from study.errors import SpecError
-from study.tracking.study_paths import OtherStudyError, check_owner, refuse_results, study_paths
+from study.tracking.study_paths import refuse_results
 
 
-def fit(reading: Reading, out: Path | None, *, as_json: bool) -> None:
-    """Fit a run table, print the fit and write it to `out`."""
-    if out and out.is_dir():
-        raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
-    if out:
-        refuse_results(out.parent, "--out")
-    if spec := reading.spec:
-        series.refuse_series(spec, "fit")
-    with working("fitting"):
-        fitted = fit_source(reading.source, level=reading.level, tokens=reading.tokens, unit=reading.unit)
-    _note(reading)
-    if out:
-        write_json(out, fitted.to_json())
-    show(fitted.to_json(), fit_table(fitted), as_json=as_json)
+def fit(
+    source: Source,
+    *changes: str,
+    results: str | Path = "results",
+    count: Count = "nonembedding",
+    uri: str | None = None,
+    level: float = 0.95,
+    tokens: float | None = None,
+    unit: UnitOption = "nats",
+    where: Mapping[str, object] | None = None,
+    columns: Mapping[str, str] | None = None,
+    out: str | Path | None = None,
+) -> Answer:
+    """Find the crossings of a source and fit the threshold law; the other arguments are those of `read`.
 
+        answer = interplay.fit(frame, columns={"depth": "n_layer", "width": "d_model", "loss": "val_loss"})
+        answer.recommend(1e9)
 
-def report(reading: Reading, out: Path | None) -> None:
-    """Write the report of a run table, or the page of a series; of a spec by default into its results folder."""
-    from analysis.report.study_page import write_report
+    Args:
+        source: see the package.
+        *changes: as of `read`.
+        results: as of `read`.
+        count: as of `read`.
+        uri: as of `read`.
+        level: that of all intervals, between 0 and 1.
+        tokens: training tokens at which shapes are compared, by default the most that all shapes have.
+        unit: of the losses in the answer: `nats` per token, or `bpb`, bits per byte of the text; it changes no crossing
+            and no shape.
+        where: as of `read`.
+        columns: as of `read`.
+        out: a file to which the fit is written as well.
 
-    spec = reading.spec
+    Raises:
+        SpecError: as of `read`; or `out` is a folder, or in that of a study.
+        InputError: as of `read`; no row can be used, the level, the tokens or the unit are wrong, or the unit needs
+            bytes that are not known.
+    """
     if out is not None:
-        refuse_file(out, "--out")
-        refuse_results(out, "--out")
-    elif spec is None:
-        raise SpecError(
-            f"{reading.name} is no study with a folder of its own; name the folder with --out DIR."
-        )
-    options: dict[str, Any] = {"level": reading.level, "tokens": reading.tokens, "unit": reading.unit}
-    if spec and spec.vary is not None:
-        with working("writing the report"):
-            page = series.write_page(
-                spec,
-                reading.results,
-                out,
-                renew=True,
-                arguments=[reading.name, *reading.overrides],
-                **options,
-            )
-        _note(reading)
-        say("Series: ", page)
-        return
-    source = reading.source
-    if out is None and spec is not None and isinstance(source, StudyRuns):
-        paths = study_paths(spec, reading.results.resolve())
-        try:
-            check_owner(source.plan, paths, paths.ledger.rows())
-        except OtherStudyError as error:
-            raise SpecError(f"{error} Name another folder with --out DIR.") from error
-        out = paths.folder
-    assert out is not None
-    with working("writing the report"):
-        page = write_report(
-            source.table, fit_source(source, **options), out, title=source.title, **source.known
-        )
-    _note(reading)
-    say("Report: ", page)
-
-
-def _note(reading: Reading) -> None:
-    if reading.spec and isinstance(reading.runs, str):
-        note_other_values(reading.verb, reading.runs, reading.overrides, reading.spec, reading.results)
+        if Path(out).is_dir():
+            file = Path(out) / "fit.json"
+            raise SpecError(f"{option('out', out)} is a folder; name the file to write, such as {file}.")
+        refuse_results(Path(out).parent, "out")
+    runs = runs_of(source, *changes, results=results, count=count, uri=uri, where=where, columns=columns)
+    failed = runs.failed if isinstance(runs, StudyRuns) else {}
+    fitted = fit_source(runs, level=level, tokens=tokens, unit=unit)
+    if out is not None:
+        write_json(Path(out), fitted.to_json())
+    return Answer(runs.title, runs.table, fitted, runs.report_data, failed)

@@ -8,11 +8,15 @@ import shlex
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 
+from core.command_line import option
 from core.numbers import counted, duration, human, listed
+from interplay.result import Result
+from interplay.terminal import pasteable
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.run.preparation import is_worth_timing, packed, time_steps
@@ -182,10 +186,34 @@ def _left_out(size: Size, usual: Size) -> list[str]:
     ]
 
 
+@dataclass(frozen=True, repr=False)
+class NewStudy(Result):
+    """A study that `init` wrote: its file, and sentences about it."""
+
+    file: Path
+    sentences: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the path of the file and the sentences."""
+        return {"file": str(self.file), "sentences": list(self.sentences)}
+
+    def __rich__(self) -> RenderableType:
+        return Group(*(pasteable(sentence) for sentence in self.sentences))
+
+
 def init(
-    name: str, data: str | None, hours: float, device: str | None, folder: Path, network: str = "gpt2"
-) -> list[str]:
-    """Write `NAME.yaml`, and the schema that it names for editors, into a folder; return sentences about the study.
+    name: str,
+    data: str | None = None,
+    *,
+    hours: float = 1.0,
+    device: str | None = None,
+    network: str = "gpt2",
+    folder: str | Path = ".",
+    progress: Console | None = None,
+) -> NewStudy:
+    """Write `NAME.yaml`, and the schema that it names for editors, into a folder.
+
+        interplay.init("mine", "texts/", hours=2).file
 
     On a machine whose speed is not known, a few steps are timed first, because the plan's constants can be several
     times off. If no study is as short as the given time, the smallest is written.
@@ -197,19 +225,21 @@ def init(
         device: key of a device; None for that of this machine.
         folder: where both files are written.
         network: family of the models.
+        progress: shows how far it is; nothing is shown by default.
 
     Raises:
         SpecError: the file exists, or the name, the time or the device is wrong.
         InputError: there is no such network.
         DataError: the data cannot be found.
     """
-    name = name.removesuffix(".yaml")
+    name, folder = name.removesuffix(".yaml"), Path(folder)
     file = folder / f"{name}.yaml"
     if file.exists():
         raise SpecError(f"{file} exists, and `init` replaces no file; choose another name, or remove it.")
     if not 0 < hours <= MOST_HOURS:
         raise SpecError(
-            f"--hours {hours:g} is not between 0 and {MOST_HOURS:,}; give the hours of the study, such as 2."
+            f"{option('hours', hours)} is not between 0 and {MOST_HOURS:,}; "
+            "give the hours of the study, such as 2."
         )
     if data is not None:
         list_files((data,), "auto", Path())
@@ -243,7 +273,7 @@ def init(
     timed, _ = study_of(choices[fitting_in(min(hours, TIMED_HOURS))])
     notes = []
     if is_worth_timing(timed):
-        notes = _time_steps(timed)
+        notes = _time_steps(timed, progress or Console(quiet=True))
         study_of.cache_clear()
     chosen = fitting_in(hours)
     plan, text = study_of(choices[chosen])
@@ -253,23 +283,25 @@ def init(
     shown, time = shlex.quote(str(file)), duration(plan.hours * 3600)
     if plan.hours > hours:
         notes.insert(
-            0, f"No study is as short as --hours {hours:g}: the smallest, which was written, takes {time}."
+            0,
+            f"No study is as short as {option('hours', hours)}: the smallest, which was written, takes {time}.",
         )
     if chosen < usual:
         left_out = listed(_left_out(choices[chosen], choices[usual]))
         needed = math.ceil(100 * study_of(choices[usual])[0].hours) / 100
-        notes.insert(0, f"Left out, for the time: {left_out}. --hours {needed:g} has room for them.")
+        notes.insert(0, f"Left out, for the time: {left_out}. {option('hours', needed)} has room for them.")
     again = [f"To time the steps again: interplay try {shown}"] if plan.planner.speed else []
-    return [
+    sentences = (
         f"{file}: {len(plan.cells)} cells, about {time} on {device}: {choices[chosen]}.",
         *notes,
         *plan.notes,
         *again,
         f"Next: interplay plan {shown}, then interplay run {shown}",
-    ]
+    )
+    return NewStudy(file, sentences)
 
 
-def _time_steps(plan: Plan) -> list[str]:
+def _time_steps(plan: Plan, console: Console) -> list[str]:
     """Time a few steps of a study on this machine; return a sentence if they cannot be timed.
 
     On symbols of a random grammar, as many as the study's: its own data may take hours to pack.
@@ -282,7 +314,6 @@ def _time_steps(plan: Plan) -> list[str]:
     }
     spec = plan.planner.spec
     alike = make_plan(parse_spec({**spec.model_dump(mode="json"), "data": grammar}, "the study to time"))
-    console = Console(stderr=True)
     with tempfile.TemporaryDirectory() as scratch:
         try:
             packed(

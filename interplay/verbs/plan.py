@@ -1,59 +1,150 @@
 """`interplay plan`, `try` and `presets`: the cells of a study and their costs, planned and as timed here."""
 
+import html
 import math
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from core.command_line import command
+from core.command_line import command, option
 from core.extras import need
-from core.numbers import duration
-from interplay.spec_argument import load
-from interplay.terminal import say, show, text_table
-from interplay.verbs import series
+from core.numbers import duration, prefixed
+from interplay.result import Result
+from interplay.terminal import pasteable, text_table
+from interplay.verbs.load_spec import load_spec, load_study, name_of
+from interplay.verbs.series import SeriesPlan, plan_series
 from study.errors import SpecError
-from study.plan.plan import Plan, by_hand, make_plan
+from study.plan.plan import Plan, make_plan
 from study.plan.prices import money
 from study.plan.table import plan_table
-from study.spec.study import load_spec, studies
+from study.spec.study import StudySpec, studies
 from study.tracking.study_paths import study_paths
 
-
-def show_plan(spec: str, overrides: Sequence[str], results: Path, *, as_json: bool) -> None:
-    """Print the plan of a study or of each study of a series."""
-    loaded = load("plan", spec, overrides, results)
-    if loaded.vary is None:
-        plan = make_plan(loaded)
-        show(plan.to_json(), plan_table(plan), as_json=as_json)
-        if plan.planner.speed and not as_json:
-            say("To time the steps again: ", command("try", spec, *overrides, results=results))
-    else:
-        show(*series.plan(loaded), as_json=as_json)
+if TYPE_CHECKING:
+    # A plan for the terminal needs no tables.
+    import pandas as pd
 
 
-def show_cell(spec: str, overrides: Sequence[str], cell: str, results: Path) -> None:
-    """Print one cell as JSON, and on stderr the command that trains it."""
-    planned = plan_of_one("plan", spec, overrides, results).planned(cell)
-    print(planned.cell.model_dump_json(indent=2))
-    print(f"{by_hand(planned.layout)}  # trains it, with the cell above in CELL.json", file=sys.stderr)
+@dataclass(frozen=True, repr=False)
+class StudyPlan(Result):
+    """The plan of a study.
+
+    Attributes:
+        plan: every number.
+        again: the command that times its steps again; empty if they have not been timed on this machine.
+    """
+
+    plan: Plan
+    again: str = ""
+
+    @cached_property
+    def cells(self) -> "pd.DataFrame":
+        """One row per cell: key, shape, seed, parameters, tokens, FLOPs, bytes of memory and seconds."""
+        import pandas as pd
+
+        return pd.json_normalize(self.to_json()["cells"])
+
+    @cached_property
+    def totals(self) -> dict[str, Any]:
+        """Cells, tokens, FLOPs, hours of a device, hours and cost of the study."""
+        totals: dict[str, Any] = self.to_json()["totals"]
+        return totals
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `interplay plan --json`."""
+        return self.plan.to_json()
+
+    def __rich__(self) -> RenderableType:
+        hint = [pasteable("To time the steps again: ", self.again)] if self.again else []
+        return Group(plan_table(self.plan), *hint)
+
+    def __repr__(self) -> str:
+        cells, flops, time = (self.totals[name] for name in ("cells", "flops", "hours"))
+        cost = f"{prefixed(flops)} FLOPs, about {duration(time * 3600)} on {self.plan.device}"
+        return f"{self.plan.name}: {cells} cells, {cost}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.cells.to_html(index=False, max_rows=20)}"
 
 
-def plan_of_one(verb: str, spec: str, overrides: Sequence[str], results: Path) -> Plan:
-    """Plan a single study; a series is refused."""
-    loaded = load(verb, spec, overrides, results)
-    series.refuse_series(loaded, f"`{verb}`")
-    return make_plan(loaded)
+def plan(
+    spec: str | Path | StudySpec, *changes: str, results: str | Path = "results"
+) -> StudyPlan | SeriesPlan:
+    """Plan a study: every cell with its parameters, tokens, FLOPs, memory and time. Nothing is trained.
+
+        interplay.plan("quickstart", "training.seeds=5").totals["hours"]
+
+    Of a series it is the plan of each of its studies.
+
+    Raises:
+        SpecError: as of `load_spec`, or no cell can be planned.
+        DataError: the data cannot be used (an InputError of `trainables.errors`).
+    """
+    loaded = load_spec(spec, *changes, results=results)
+    if loaded.vary is not None:
+        return plan_series(loaded)
+    planned = make_plan(loaded)
+    again = command("try", name_of(spec), *changes, results=Path(results)) if planned.planner.speed else ""
+    return StudyPlan(planned, again)
 
 
-def try_steps(spec: str, overrides: Sequence[str], results: Path, *, as_json: bool) -> None:
-    """Pack the data, time a few steps of the cells and print them; later plans on this machine use the times.
+@dataclass(frozen=True, repr=False)
+class TimedSteps(Result):
+    """The steps of a study's cells as timed on this machine, beside those of its plan.
+
+    Attributes:
+        document: all numbers; seconds, bytes and shares of the device's peak.
+        slots: devices used at a time.
+        again: the command that times them again; empty unless the machine was busy.
+    """
+
+    document: dict[str, Any]
+    slots: int
+    again: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `interplay try --json`."""
+        return self.document
+
+    def __rich__(self) -> RenderableType:
+        names = ("cell", "step", "planned", "memory", "planned", "of the peak")
+        rows = []
+        for cell in self.document["cells"]:
+            both_seconds = (
+                f"{1000 * cell[name]:.3g} ms" for name in ("step_seconds", "planned_step_seconds")
+            )
+            both_bytes = (f"{cell[name] / 1e6:,.0f} MB" for name in ("memory_bytes", "planned_memory_bytes"))
+            share = cell["utilisation"]
+            rows.append((cell["cell"], *both_seconds, *both_bytes, "-" if share is None else f"{share:.1%}"))
+        after, before = (duration(self.document[name] * 3600) for name in ("hours", "planned_hours"))
+        summary = (
+            f"The study takes about {after} on {self.slots} slots (before: {before}). Plans on this machine use these "
+            "times from now on."
+        )
+        busy = "The machine was busy meanwhile. When it is quiet: "
+        hint = [pasteable(busy, self.again)] if self.again else []
+        return Group(text_table(self.document["name"], names, rows, left=("cell",)), Text(summary), *hint)
+
+
+def try_steps(
+    spec: str | Path | StudySpec,
+    *changes: str,
+    results: str | Path = "results",
+    progress: Console | None = None,
+) -> TimedSteps:
+    """Pack the data and time a few steps of the cells; later plans on this machine use the times.
+
+        interplay.try_steps("quickstart").to_json()["hours"]
+
+    `progress` shows how far it is.
 
     Raises:
         SpecError: a series, or each cell takes several devices, or a cell cannot be trained.
@@ -61,62 +152,71 @@ def try_steps(spec: str, overrides: Sequence[str], results: Path, *, as_json: bo
     """
     from study.run.preparation import packed, time_steps, tried_cells
 
-    plan = plan_of_one("try", spec, overrides, results)
-    loaded, layouts = plan.planner.spec, plan.planner.layouts
+    loaded = load_study(spec, *changes, results=results, doing="`try`")
+    before = make_plan(loaded)
+    layouts = before.planner.layouts
     need("timing steps", "train", "torch", "deepspeed", "transformers")
-    if not tried_cells(plan):
+    if not tried_cells(before):
         raise SpecError(
             f"every cell of {loaded.name!r} takes several devices, and `try` times cells of one device only."
         )
-    paths = study_paths(loaded, results.resolve())
-    progress = Console(stderr=True, quiet=as_json)
-    packed(loaded.data, loaded.training.context, paths.data, plan.cells[0].cell.data_key, progress)
-    timed = time_steps(plan, paths.data, progress)
+    paths = study_paths(loaded, Path(results).resolve())
+    progress = progress or Console(quiet=True)
+    packed(loaded.data, loaded.training.context, paths.data, before.cells[0].cell.data_key, progress)
+    timed = time_steps(before, paths.data, progress)
     after = make_plan(loaded)
     cells: list[dict[str, Any]] = []
-    rows = []
     for planned, measured in timed.cells:
-        seconds = layouts.choose(planned.cell.shape).cost.step_seconds
         utilisation = None
         if layouts.device.is_gpu:
-            utilisation = measured.flops_per_second / layouts.device.peak[plan.precision]
-        name = f"L{planned.cell.shape.depth} d{planned.cell.shape.width}"
+            utilisation = measured.flops_per_second / layouts.device.peak[before.precision]
         cells.append(
             {
-                "cell": name,
+                "cell": f"L{planned.cell.shape.depth} d{planned.cell.shape.width}",
                 "step_seconds": measured.step_seconds,
-                "planned_step_seconds": seconds,
+                "planned_step_seconds": layouts.choose(planned.cell.shape).cost.step_seconds,
                 "memory_bytes": measured.memory_bytes,
                 "planned_memory_bytes": planned.memory_bytes,
                 "utilisation": utilisation,
             }
         )
-        both_seconds = (f"{1000 * value:.3g} ms" for value in (measured.step_seconds, seconds))
-        both_bytes = (f"{value / 1e6:,.0f} MB" for value in (measured.memory_bytes, planned.memory_bytes))
-        rows.append((name, *both_seconds, *both_bytes, "-" if utilisation is None else f"{utilisation:.1%}"))
-    names = ("cell", "step", "planned", "memory", "planned", "of the peak")
-    summary = (
-        f"The study takes about {duration(after.hours * 3600)} on {plan.slots} slots (before: "
-        f"{duration(plan.hours * 3600)}). Plans on this machine use these times from now on."
-    )
-    head = {"name": plan.name, "device": plan.device}
-    times = {"hours": after.hours, "planned_hours": plan.hours, "busy": timed.speed.busy}
-    document = {**head, "cells": cells, **times}
-    view = Group(text_table(plan.name, names, rows, left=("cell",)), Text(summary))
-    show(document, view, as_json=as_json)
-    if timed.speed.busy and not as_json:
-        say(
-            "The machine was busy meanwhile. When it is quiet: ",
-            command("try", spec, *overrides, results=results),
-        )
+    document = {
+        "name": before.name,
+        "device": before.device,
+        "cells": cells,
+        "hours": after.hours,
+        "planned_hours": before.hours,
+        "busy": timed.speed.busy,
+    }
+    again = command("try", name_of(spec), *changes, results=Path(results)) if timed.speed.busy else ""
+    return TimedSteps(document, before.slots, again)
 
 
-def catalogue() -> list[dict[str, Any]]:
+@dataclass(frozen=True, repr=False)
+class Presets(Result):
     """Every preset as a record: group, name, description, claim, size, cost, and its recorded result or None."""
+
+    records: list[dict[str, Any]]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the records."""
+        return self.records
+
+    def __rich__(self) -> RenderableType:
+        return _catalogue_view(self.records)
+
+
+def presets() -> Presets:
+    """List the built-in studies with their cost and recorded result.
+
+        interplay.presets().records[0]["name"]
+
+    A study that has not been run has no recorded result.
+    """
     text = (resources.files("interplay") / "verbs" / "presets.yaml").read_text(encoding="utf-8")
     records = []
-    for group, presets in yaml.safe_load(text).items():
-        for name, result in presets.items():
+    for group, members in yaml.safe_load(text).items():
+        for name, result in members.items():
             spec = load_spec(name)
             plans = [make_plan(one, to_read=True) for one in studies(spec)]
             records.append(
@@ -134,10 +234,10 @@ def catalogue() -> list[dict[str, Any]]:
                     "result": result and {**result, "date": result["date"].isoformat()},
                 }
             )
-    return records
+    return Presets(records)
 
 
-def catalogue_view(records: Sequence[dict[str, Any]]) -> RenderableType:
+def _catalogue_view(records: Sequence[dict[str, Any]]) -> RenderableType:
     """The presets for a terminal, two lines each in 80 columns: what it asks, and its size and recorded result."""
     width = max(len(record["name"]) for record in records)
     lines = []
@@ -153,5 +253,8 @@ def catalogue_view(records: Sequence[dict[str, Any]]) -> RenderableType:
                 size += f", {money(record['cost_dollars'])}"
             lines.append(f"{record['name']:{width}}  {record['description']}")
             lines.append(f"  [dim]{size}: {result['text'] if result else 'not run yet'}[/]")
-    lines += ["", "[dim]Times are as recorded on two CPU cores, else estimates; `--json` has both.[/]"]
+    lines += [
+        "",
+        f"[dim]Times are as recorded on two CPU cores, else estimates; `{option('json')}` has both.[/]",
+    ]
     return Group(*(Text.from_markup(line) for line in lines[1:]))

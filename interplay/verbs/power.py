@@ -1,27 +1,34 @@
 """`interplay power SPEC`: the expected results of a study, with more seeds and more sizes too."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from analysis.design.assumed_truth import DEFAULT, MEANINGS, Assumption, assumed_truth
 from analysis.design.power import LEVEL, Change, PairPower, PowerEstimate, compare_changes, simulate_power
 from analysis.design.simulated_study import Shape
-from analysis.fit.recommendation import read_fit
+from analysis.fit.recommendation import NamedFit, named_fit
+from core.command_line import option
 from core.errors import did_you_mean
 from core.files import to_json
 from core.numbers import digits, short
-from interplay.terminal import show, text_table
-from interplay.verbs.plan import plan_of_one
+from interplay.result import Result
+from interplay.terminal import text_table
+from interplay.verbs.load_spec import load_study
+from interplay.verbs.recommend import named
 from study.errors import SpecError
-from study.plan.plan import Plan
+from study.plan.plan import Plan, make_plan
 from study.plan.table import plan_table
+from study.spec.study import StudySpec
+
+if TYPE_CHECKING:
+    from interplay.answer import Answer
 
 
 @dataclass(frozen=True)
@@ -51,31 +58,58 @@ class Power:
         return {**document, **estimate}
 
 
-def show_power(
-    spec: str,
-    overrides: Sequence[str],
-    assume: Sequence[str],
-    pilot: Path | None,
-    studies: int,
-    results: Path,
-    *,
-    as_json: bool,
-) -> None:
-    """Print the plan of a study and the simulated width of its intervals."""
-    plan = plan_of_one("power", spec, overrides, results)
-    with Console(stderr=True, quiet=as_json).status("simulating studies"):
-        power = plan_power(plan, assume, pilot, studies)
-    document = plan.to_json() | {"power": power.to_json()}
-    show(document, Group(plan_table(plan), power_view(power)), as_json=as_json)
+@dataclass(frozen=True, repr=False)
+class StudyPower(Result):
+    """The plan of a study and the simulated width of its intervals."""
+
+    plan: Plan
+    power: Power
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of the plan, with that of the power under `power`."""
+        return self.plan.to_json() | {"power": self.power.to_json()}
+
+    def __rich__(self) -> RenderableType:
+        return Group(plan_table(self.plan), power_view(self.power))
 
 
-def plan_power(plan: Plan, assume: Sequence[str], pilot: Path | None, studies: int) -> Power:
+def power(
+    spec: str | Path | StudySpec,
+    *changes: str,
+    assume: Mapping[str, float | str] | None = None,
+    fit: "Answer | str | Path | None" = None,
+    studies: int = 72,
+    results: str | Path = "results",
+) -> StudyPower:
+    """Simulate a study to see how wide its intervals will be, also with more seeds or sizes. Nothing is trained.
+
+        interplay.power("quickstart", assume={"noise": 0.005}, studies=20).power.estimate
+
+    Args:
+        spec: see `load_spec`.
+        *changes: of the spec, such as "training.seeds=5".
+        assume: name -> value, see `MEANINGS`.
+        fit: of a pilot study, for what `assume` does not give: an answer, or what `recommend` takes.
+        studies: how many to simulate. The standard error of a share of 72 is at most 6 points.
+        results: root of the results.
+
+    Raises:
+        SpecError: as of `load_spec`; the spec is a series, and as of `plan_power`.
+        InputError: as of `plan_power`.
+    """
+    plan = make_plan(load_study(spec, *changes, results=results, doing="`power`"))
+    return StudyPower(plan, plan_power(plan, assume or {}, named(fit, results), studies))
+
+
+def plan_power(
+    plan: Plan, assume: Mapping[str, float | str], pilot: Path | NamedFit | None, studies: int
+) -> Power:
     """Estimate the results of a plan.
 
     Args:
         plan: the study.
-        assume: `NAME=VALUE`, see `MEANINGS`.
-        pilot: a fit file for what `assume` does not give.
+        assume: name -> value, see `MEANINGS`.
+        pilot: a fit, or its file, for what `assume` does not give.
         studies: how many to simulate.
 
     Raises:
@@ -95,12 +129,14 @@ def plan_power(plan: Plan, assume: Sequence[str], pilot: Path | None, studies: i
             f"`frontier.depths` of {plan.name!r} has {only}, and a crossing is between two depths. Give two or more "
             "depths, three for a law."
         )
-    fit = None if pilot is None else read_fit(pilot)
-    truth, assumptions = assumed_truth(shapes, parse_assumptions(assume), fit, plan.entropy)
+    given = None if pilot is None else named_fit(pilot)
+    truth, assumptions = assumed_truth(
+        shapes, parse_assumptions(assume), None if given is None else given.fit, plan.entropy
+    )
     estimate = simulate_power(truth, shapes, len({one.cell.seed for one in plan.cells}), studies=studies)
     changes = compare_changes(truth, shapes, estimate, studies=_fewer(studies))
     notes = tuple(_notes(plan, len(depths), assumptions))
-    return Power(assumptions, None if pilot is None else str(pilot), len(shapes), estimate, changes, notes)
+    return Power(assumptions, None if given is None else given.name, len(shapes), estimate, changes, notes)
 
 
 def _fewer(studies: int) -> int:
@@ -114,36 +150,30 @@ def shapes_of_plan(plan: Plan) -> list[Shape]:
     return sorted((*shape, budget) for shape, budget in found.items())
 
 
-def parse_assumptions(values: Sequence[str]) -> dict[str, float]:
-    """Read `NAME=VALUE`.
+def parse_assumptions(given: Mapping[str, float | str]) -> dict[str, float]:
+    """Check what is assumed: name -> number, which may be a text.
 
     Raises:
-        SpecError: another form, an unknown name, no number in its range, a name given twice, or a without b.
+        SpecError: an unknown name, no number in its range, or a without b.
     """
-    found: dict[str, float] = {}
-    for text in values:
-        name, equals, raw = (part.strip() for part in text.partition("="))
-        if not equals:
-            raise SpecError(f"--assume {text!r} is not NAME=VALUE; write it as --assume noise=0.005.")
+    assumed: dict[str, float] = {}
+    for name, value in given.items():
+        asked = option("assume", f"{name}={value}")
         if name not in MEANINGS:
             listed = "; ".join(f"{key} ({meaning})" for key, (meaning, _, _) in MEANINGS.items())
             meant = did_you_mean(name, MEANINGS) or "."
-            raise SpecError(
-                f"--assume {text!r}: there is no `{name}` to assume{meant} It can be one of: {listed}."
-            )
-        if name in found:
-            raise SpecError(f"--assume gives `{name}` more than once; write each name once.")
+            raise SpecError(f"{asked}: there is no `{name}` to assume{meant} It can be one of: {listed}.")
         _, low, high = MEANINGS[name]
-        found[name] = math.nan
-        with suppress(ValueError):
-            found[name] = float(raw)
-        if not low <= found[name] <= high:
-            raise SpecError(f"--assume {text!r}: `{name}` must be a number between {low:g} and {high:g}.")
-    if len(alone := found.keys() & {"a", "b"}) == 1:
+        assumed[name] = math.nan
+        with suppress(ValueError, TypeError):
+            assumed[name] = float(value)
+        if not low <= assumed[name] <= high:
+            raise SpecError(f"{asked}: `{name}` must be a number between {low:g} and {high:g}.")
+    if len(alone := assumed.keys() & {"a", "b"}) == 1:
         raise SpecError(
-            f"--assume gives `{alone.pop()}` alone; a law has both a and b. Give both, or neither."
+            f"{option('assume')} gives `{alone.pop()}` alone; a law has both a and b. Give both, or neither."
         )
-    return found
+    return assumed
 
 
 def _notes(plan: Plan, depths: int, assumptions: Mapping[str, Assumption]) -> list[str]:
@@ -154,8 +184,8 @@ def _notes(plan: Plan, depths: int, assumptions: Mapping[str, Assumption]) -> li
         ),
         f"Each shape has {rates} learning rates; it counts here once, at the best of them, without the noise that "
         "choosing the best adds.": rates > 1,
-        "Shapes are assumed to lie on power laws. If they do not (--assume misfit_sd=NATS), more seeds help less "
-        "than shown.": DEFAULT in assumptions["misfit_sd"].source,
+        f"Shapes are assumed to lie on power laws. If they do not ({option('assume', 'misfit_sd=NATS')}), more seeds "
+        "help less than shown.": DEFAULT in assumptions["misfit_sd"].source,
         "Two depths have one crossing, and a law needs two crossings: plan a third depth.": depths == 2,
         "Two crossings give no interval of b and no projected depth: plan a fourth depth.": depths == 3,
     }
@@ -184,7 +214,7 @@ def power_view(power: Power) -> RenderableType:
         Text(
             "Shares of the studies; left, right: the deeper model wins everywhere, nowhere. Interval: median high/low "
             f"of the closed ones in N, at {LEVEL:.0%}. Holds: share that contain the true N. The standard error of a "
-            f"share is at most {50 / math.sqrt(estimate.studies):.0f} points (--studies).",
+            f"share is at most {50 / math.sqrt(estimate.studies):.0f} points ({option('studies')}).",
             style="dim",
         ),
         Text(),

@@ -1,4 +1,4 @@
-"""`interplay run`: train the missing cells of a study or series, and print the next step."""
+"""Run a study: train its missing cells, fit, and write the report; or so on the terminal, also of a series."""
 
 import itertools
 import os
@@ -7,28 +7,64 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from core.command_line import relative
 from core.numbers import counted
-from interplay.spec_argument import load
 from interplay.terminal import Sentence, refuse_file, say
 from interplay.verbs import series
+from interplay.verbs.load_spec import load_spec, load_study
 from study.errors import SpecError
 from study.spec.study import StudySpec
 from study.tracking.study_paths import OtherStudyError
+
+if TYPE_CHECKING:
+    from interplay.answer import Answer
 
 #: Exit statuses: 0 done, 1 some cells failed, 130 stopped by the user (128 + SIGINT).
 FAILED, STOPPED = 1, 130
 
 
-def run(spec: str, overrides: Sequence[str], results: Path, default_results: Path) -> int:
+def run(spec: str | Path | StudySpec, *changes: str, results: str | Path = "results") -> "Answer":
+    """Train the missing cells of a study, write its report, and return the answer.
+
+        interplay.run("quickstart").recommend(1e6)
+
+    A cell that fails ends neither the study nor this call: `Answer.failed` has the reasons.
+
+    Raises:
+        KeyboardInterrupt: the study was stopped by Ctrl-C or a signal; its finished cells are kept, and the same call
+            trains the others.
+        SpecError: as of `load_spec`; the spec is a series, the folder belongs to another study, another process runs
+            the study, or no cell has a usable loss: it names the cells that failed.
+        DataError: the data cannot be used (an InputError of `trainables.errors`).
+    """
+    from interplay.answer import Answer, reasons
+    from interplay.verbs.answer import fit_and_report, study_runs
+    from study.run.runner import run_study
+
+    study, folder = load_study(spec, *changes, results=results, doing="run"), Path(results)
+    refuse_file(folder, "results")
+    summary = run_study(study, folder, conclude=fit_and_report)
+    if not summary.finished:
+        raise KeyboardInterrupt(
+            f"the study {study.name!r} was stopped; its finished cells are kept, and the same call trains the others"
+        )
+    runs = study_runs(study, folder)
+    if summary.fit is None:
+        failed = reasons(runs.failed) or "every cell diverged"
+        raise SpecError(f"no cell of the study {study.name!r} has a usable loss: {failed}.")
+    return Answer(runs.title, runs.table, summary.fit, runs.report_data, runs.failed)
+
+
+def run_in_terminal(spec: str, overrides: Sequence[str], results: Path, default_results: Path) -> int:
     """Run a study or series and return the exit status; printed commands name another than the default folder."""
     from study.tracking.mlflow_store import tracking_uri
 
-    loaded = load("run", spec, overrides, results)
-    refuse_file(results, "--results")
+    loaded = load_spec(spec, *overrides, results=results)
+    refuse_file(results, "results")
     tracking_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
 
     def command(verb: str, changes: Sequence[str] = overrides) -> str:
@@ -43,10 +79,12 @@ def run(spec: str, overrides: Sequence[str], results: Path, default_results: Pat
         name = next(
             free for n in itertools.count(2) if not (results / (free := f"{loaded.name}-{n}")).exists()
         )
-        own = [text for text in overrides if not text.startswith(("name=", "tracking.experiment="))]
-        own += [f"name={name}", *([f"tracking.experiment={loaded.experiment}"] if error.shares else [])]
+        changes = [text for text in overrides if not text.startswith(("name=", "tracking.experiment="))]
+        changes += [f"name={name}", *([f"tracking.experiment={loaded.experiment}"] if error.shares else [])]
         shared = ", with the finished cells of both" if error.shares else ""
-        raise SpecError(f"{error} Run it in a folder of its own{shared}: {command('run', own)}") from error
+        raise SpecError(
+            f"{error} Run it in a folder of its own{shared}: {command('run', changes)}"
+        ) from error
     if failed is None:
         say("Stopped. Nothing is lost; resume with: ", command("run"))
         return STOPPED

@@ -6,18 +6,21 @@ Each member is an ordinary study with its own rows, folder and report. All share
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from core.command_line import command
+from core.command_line import command, option, try_with
 from core.errors import InputError
 from core.numbers import duration, prefixed
+from interplay.result import Result
 from interplay.terminal import say, text_table
-from study.errors import ArgumentsNeededError
-from study.plan.plan import make_plan
+from study.errors import SpecError
+from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, members
 from study.spec.yaml_file import SERIES
 from study.tracking.study_paths import check_owner, check_series_owner, study_paths
@@ -29,43 +32,69 @@ def refuse_series(spec: StudySpec, doing: str) -> None:
         each = members(spec)
         names = ", ".join(one.name for one in each.values())
         value, first = next(iter(each.items()))
-        raise ArgumentsNeededError(
+        changes = [
+            "vary=null",
+            f"{spec.varied_key}={value}",
+            f"name={first.name}",
+            f"tracking.experiment={spec.experiment}",
+        ]
+        raise SpecError(
             f"{spec.name} is a series of the studies {names}, and {doing} takes one study. One that was "
-            f"run is found by its name; any other is the series with `vary=null`, one `{spec.varied_key}` and a name.",
-            [
-                "vary=null",
-                f"{spec.varied_key}={value}",
-                f"name={first.name}",
-                f"tracking.experiment={spec.experiment}",
-            ],
+            f"run is found by its name; any other is the series with `vary=null`, one `{spec.varied_key}` and a "
+            f"name.{try_with(changes=changes)}"
         )
 
 
-def plan(spec: StudySpec) -> tuple[dict[str, Any], RenderableType]:
-    """The plans of all members as one document with totals, and for a terminal one line per member."""
-    plans = {value: make_plan(one) for value, one in members(spec).items()}
-    listed: list[Any] = [{"value": value, "plan": one.to_json()} for value, one in plans.items()]
-    each = [one["plan"]["totals"] for one in listed]
-    totals = {
-        name: None if None in (summands := [one[name] for one in each]) else sum(summands) for name in each[0]
-    }
-    heads = [*((str(value), one.name) for value, one in plans.items()), ("total", "")]
-    rows = [
-        (
-            *head,
-            f"{of['cells']:,}",
-            prefixed(of["tokens"]),
-            prefixed(of["flops"]),
-            duration(of["hours"] * 3600),
-        )
-        for head, of in zip(heads, [*each, totals], strict=True)
-    ]
-    names = (spec.varied_key, "study", "cells", "tokens", "FLOPs", "time")
-    table = text_table(f"{spec.name}, a series", names, rows, left=names[:2])
-    notes = dict.fromkeys(note for one in plans.values() for note in one.notes)
-    view = Group(table, *(Text(line, style="dim") for line in (*notes, "--json lists every cell")))
-    head = {"name": spec.name, "description": spec.description, "vary": spec.vary}
-    return {**head, "totals": totals, "members": listed}, view
+@dataclass(frozen=True, repr=False)
+class SeriesPlan(Result):
+    """The plans of the studies of a series, by the value of the key that is varied."""
+
+    spec: StudySpec
+    plans: Mapping[int | float | str, Plan]
+
+    @cached_property
+    def totals(self) -> dict[str, Any]:
+        """Cells, tokens, FLOPs, hours of a device, hours and cost of all studies; None if one of them has none."""
+        each = [plan["plan"]["totals"] for plan in self._documents]
+        return {
+            name: None if None in (summands := [totals[name] for totals in each]) else sum(summands)
+            for name in each[0]
+        }
+
+    @cached_property
+    def _documents(self) -> list[dict[str, Any]]:
+        return [{"value": value, "plan": plan.to_json()} for value, plan in self.plans.items()]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `interplay plan --json`."""
+        spec = self.spec
+        head = {"name": spec.name, "description": spec.description, "vary": spec.vary}
+        return {**head, "totals": self.totals, "members": self._documents}
+
+    def __rich__(self) -> RenderableType:
+        heads = [*((str(value), plan.name) for value, plan in self.plans.items()), ("total", "")]
+        rows = [
+            (
+                *head,
+                f"{totals['cells']:,}",
+                prefixed(totals["tokens"]),
+                prefixed(totals["flops"]),
+                duration(totals["hours"] * 3600),
+            )
+            for head, totals in zip(
+                heads, [*(plan["plan"]["totals"] for plan in self._documents), self.totals], strict=True
+            )
+        ]
+        names = (self.spec.varied_key, "study", "cells", "tokens", "FLOPs", "time")
+        table = text_table(f"{self.spec.name}, a series", names, rows, left=names[:2])
+        notes = dict.fromkeys(note for plan in self.plans.values() for note in plan.notes)
+        lines = (*notes, f"{option('json')} lists every cell")
+        return Group(table, *(Text(line, style="dim") for line in lines))
+
+
+def plan_series(spec: StudySpec) -> SeriesPlan:
+    """Plan every study of a series."""
+    return SeriesPlan(spec, {value: make_plan(member) for value, member in members(spec).items()})
 
 
 def run(spec: StudySpec, results: Path, console: Console) -> tuple[Mapping[str, str] | None, bool]:
@@ -143,12 +172,12 @@ def write_page(
             pass  # no usable loss; the page shows that
         page = (out / one.name if out else study_paths(one, results.resolve()).folder) / "report.html"
         if fitted and renew:
-            write_report(source.table, fitted, page.parent, title=one.name, **source.known)
+            write_report(source.table, fitted, page.parent, title=one.name, **source.report_data)
         link = Path(os.path.relpath(page, folder)).as_posix() if page.is_file() else None
         compared.append(Member(value, source.table, fitted, link))
         cell = source.plan.cells[0].cell
         recipes.add((cell.data_key, one.length, cell.recipe.batch, cell.recipe.context))
-        for name, fact in source.known["facts"].items():
+        for name, fact in source.report_data["facts"].items():
             facts.setdefault(name, {})[str(value)] = fact
     if not any(len(one.runs.used) for one in compared):
         raise NoRowsError(

@@ -14,10 +14,12 @@ from rich.text import Text
 
 from core.command_line import command
 from core.files import to_json
+from interplay.result import View
+from interplay.verbs.load_spec import load_spec
 from study.errors import SpecError
 from study.plan import Plan, PlannedCell, make_plan
 from study.spec.recorded import study_source
-from study.spec.study import StudySpec, load_spec, members
+from study.spec.study import StudySpec, members
 from study.spec.yaml_file import SPEC
 from study.tracking.ledger import Row, study_rows, with_recorded
 from study.tracking.study_paths import StudyPaths, study_paths
@@ -77,10 +79,28 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     return StudyStatus(plan, paths, rows, states, driver)
 
 
-def status(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableType]:
+def status(
+    spec: str | Path | StudySpec | None = None, *changes: str, results: str | Path = "results"
+) -> View:
+    """Show which cells of a study, or of each study of a series, are done, running, failed or missing.
+
+        interplay.status("quickstart").to_json()["counts"]
+
+    Without a spec it has the counts of every study of `results`. Nothing is changed.
+
+    Raises:
+        SpecError: as of `load_spec`.
+    """
+    folder = Path(results)
+    if spec is None:
+        return View(*_status_of_all(folder))
+    return View(*_status_of(load_spec(spec, *changes, results=results), folder))
+
+
+def _status_of(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableType]:
     """The state of a study, or of each study of a series, as a JSON document and for a terminal."""
     if spec.vary is not None:
-        each = {value: status(one, results) for value, one in members(spec).items()}
+        each = {value: _status_of(member, results) for value, member in members(spec).items()}
         documents = [{"value": value, **document} for value, (document, _) in each.items()]
         view = Group(*(view for _, view in each.values()))
         return {"study": spec.name, "vary": spec.varied_key, "members": documents}, view
@@ -88,7 +108,7 @@ def status(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableTy
     return status_json(state), status_table(state)
 
 
-def status_of_all(results: Path) -> tuple[list[dict[str, Any]], RenderableType]:
+def _status_of_all(results: Path) -> tuple[list[dict[str, Any]], RenderableType]:
     """The counts of every study of a results folder as a JSON document, and one line each for a terminal."""
     found: list[dict[str, Any]] = []
     table, problems = _table("study", "process"), []

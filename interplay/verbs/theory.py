@@ -1,39 +1,28 @@
-"""`interplay theory`: bounds, example and separation ranks. Each verb imports `analysis.theory`, which loads NumPy."""
+"""What the theory predicts for a shape. Each function imports `analysis.theory`, which loads NumPy."""
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
+from core.command_line import option
 from core.files import to_json
 from core.numbers import scientific
-from interplay.terminal import show, text_table
-from study.usage import Verbs
+from interplay.result import View
+from interplay.terminal import text_table
 
 if TYPE_CHECKING:
     from analysis.theory import Bounds
 
-app = typer.Typer(
-    cls=Verbs,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Show what the theory predicts for a shape. Bounds, and separation ranks of random networks.",
-)
 
-DepthOption = Annotated[int, typer.Option("--depth", help="L, number of layers")]
-WidthOption = Annotated[int, typer.Option("--width", help="d, width of the model")]
-HeadsOption = Annotated[int, typer.Option("--heads", help="H; divides the width for `rank`")]
-JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document only")]
+def theory_bounds(depth: int, width: int, heads: int = 1) -> View:
+    """Bound the separation rank of a shape (Theorems 1 and 2).
 
-
-@app.command("bounds")
-def bounds_verb(
-    depth: DepthOption, width: WidthOption, heads: HeadsOption = 1, as_json: JsonOption = False
-) -> None:
-    """Bound the separation rank of a shape (Theorems 1 and 2)."""
+    Raises:
+        InputError: a number is not positive.
+    """
     from analysis.theory import bounds
 
     limits = bounds(depth, width, heads)
@@ -45,11 +34,10 @@ def bounds_verb(
         note += " The lower bound is vacuous: every function but zero has rank 1."
     cells = [(name, "-" if value is None else f"{value:,.7g}", _rank_text(value)) for name, value in rows]
     title = f"separation rank of depth {depth}, width {width}, heads {heads}"
-    show(to_json(limits), _view(title, ("", "log3 of the rank", "rank"), cells, note), as_json=as_json)
+    return View(to_json(limits), _view(title, ("", "log3 of the rank", "rank"), cells, note))
 
 
-@app.command("example")
-def example_verb(as_json: JsonOption = False) -> None:
+def theory_example() -> View:
     """Show the width by which a shallower model matches a deeper. The example of Corollary 1."""
     from analysis.theory import EXAMPLE, bounds, matching_width
 
@@ -59,40 +47,37 @@ def example_verb(as_json: JsonOption = False) -> None:
     note = f"At a width below {deep.width} the bounds do not separate the two models."
     title = f"width at which a shallower model can match depth {deep.depth}, width {deep.width}, heads {deep.heads}"
     shallower = [{"depth": shallow, "width": width or None} for shallow, width in widths.items()]
-    show(
-        to_json({"deep": deep, "shallow": shallower}),
-        _view(title, ("depth", "width"), rows, note),
-        as_json=as_json,
-    )
+    return View(to_json({"deep": deep, "shallow": shallower}), _view(title, ("depth", "width"), rows, note))
 
 
-@app.command("rank")
-def rank_verb(
-    depth: DepthOption,
-    width: WidthOption,
-    heads: HeadsOption = 1,
-    tokens: Annotated[int | None, typer.Option(help="positions, even; 2·(d + 1) if not given")] = None,
-    grid: Annotated[int, typer.Option(min=1, help="most inputs on each side, doubled from 32 on")] = 2048,
-    as_json: JsonOption = False,
-) -> None:
-    """Compute the exact separation rank of a random network. It is shown between its bounds."""
+def theory_rank(
+    depth: int, width: int, heads: int = 1, *, tokens: int | None = None, grid: int = 2048
+) -> View:
+    """Compute the exact separation rank of a random network.
+
+    Args:
+        depth: L.
+        width: d.
+        heads: H, which divides the width.
+        tokens: positions, even; 2·(d + 1) if not given.
+        grid: most inputs on each side, doubled from 32 on.
+
+    Raises:
+        InputError: a number is wrong.
+    """
     from analysis.theory import bounds, separation_rank
 
     limits = bounds(depth, width, heads)
-    with Console(stderr=True).status("computing"):
-        result = separation_rank(depth, width, heads, tokens, grid=grid)
+    result = separation_rank(depth, width, heads, tokens, grid=grid)
     rank = f"{'≥ ' if result.saturated else ''}{result.rank:,}"
     rows = [["lower bound", _rank_text(limits.lower)], ["computed", rank]]
     rows.append(["upper bound", _rank_text(limits.upper)])
     note = f"The rank is exact, modulo 2^31 - 1; too low with a probability below {result.odds_too_low:.0e}."
     if result.saturated:
-        note = f"The rank fills the grid of {grid:,}, so it is only a lower bound; take a larger --grid."
+        note = f"The rank fills the grid of {grid:,}, so it is only a lower bound; take a larger {option('grid')}."
     title = f"separation rank of depth {depth}, width {width}, heads {heads}, {result.tokens} tokens"
-    show(
-        to_json({**vars(result), "bounds": limits}),
-        _view(title, ("", "rank"), rows, f"{_regime(limits)} {note}"),
-        as_json=as_json,
-    )
+    view = _view(title, ("", "rank"), rows, f"{_regime(limits)} {note}")
+    return View(to_json({**vars(result), "bounds": limits}), view)
 
 
 def _view(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> RenderableType:

@@ -10,6 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from core.command_line import option
 from core.numbers import duration, listed, prefixed, scientific, short
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
@@ -60,7 +61,7 @@ def plan_table(plan: Plan) -> Group:
         rows.append({place: written, **_row(plan, group, flags)})
         before = at
     if more := sum(1 for _ in groups):
-        rows.append({place: "...", "shape": f"{more:,} more shapes, see --json"})
+        rows.append({place: "...", "shape": f"{more:,} more shapes, see {option('json')}"})
     return Group(_Cells(plan.name, columns, rows), *(Text(line, style="dim") for line in _below(plan, flags)))
 
 

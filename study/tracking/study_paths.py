@@ -17,6 +17,7 @@ from urllib.parse import quote
 import psutil
 from filelock import FileLock, Timeout
 
+from core.command_line import option
 from study.errors import SpecError
 from study.plan import Plan
 from study.spec.resources import ResourcesSection
@@ -156,7 +157,7 @@ class StudyPaths:
         except Timeout:
             raise SpecError(
                 f"the study {self.name!r} in {self.results} is being run by process {self.driver() or '?'}; "
-                "wait for it, stop it with Ctrl-C (nothing is lost), or use another --results folder."
+                f"wait for it, stop it with Ctrl-C (nothing is lost), or use another {option('results')} folder."
             ) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
@@ -254,11 +255,12 @@ def check_series_owner(spec: StudySpec, folder: Path) -> None:
         )
 
 
-def refuse_results(folder: Path, option: str) -> None:
-    """Raise a SpecError if an option names the folder of a study or series, which `interplay run` alone writes."""
-    if any((folder / name).is_file() for name in (SPEC, SERIES)):
+def refuse_results(folder: Path, name: str) -> None:
+    """Raise a SpecError if an option is the folder of a study or series, which `interplay run` alone writes."""
+    if any((folder / file).is_file() for file in (SPEC, SERIES)):
         raise SpecError(
-            f"{option} {folder} is the folder of a study or series, whose report would be replaced; name another one."
+            f"{option(name, folder)} is the folder of a study or series, whose report would be replaced; name "
+            "another one."
         )
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import interplay
 import study.run.runner
 from analysis.law.threshold_law import solve_depth
 from interplay import cli
-from interplay.verbs.answer import Reading
 from interplay.verbs.run import program
 from study.plan import make_plan
 from study.run.runner import Summary
@@ -602,8 +602,7 @@ def test_every_ending_of_a_table_is_known(tmp_path, suffix):
             source.to_json(path, orient="records", lines=True)
         case _:
             source.to_parquet(path)
-    reading = Reading(str(path), [], [], [], "nonembedding", None, tmp_path, None, 0.95)
-    assert len(reading.source.table.frame) == 45
+    assert len(interplay.read(path).frame) == 45
 
 
 @pytest.fixture

@@ -1,6 +1,10 @@
 """The package `interplay`: the same numbers as the command, from names, paths and DataFrames, without output."""
 
+import ast
 import contextlib
+import importlib
+import inspect
+import io
 import json
 import math
 import re
@@ -9,15 +13,22 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import matplotlib.figure
 import pandas as pd
 import pyarrow
 import pytest
+from rich.console import Console
 
 import interplay
+import interplay.verbs
 from analysis.law.threshold_law import solve_depth
+from core.command_line import in_shell
 from core.errors import InputError
+from interplay.verbs.audit import audit_each
+from interplay.verbs.recommend import recommend_each
+from interplay.verbs.theory import theory_bounds
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.tracking.ledger import Row
@@ -42,7 +53,7 @@ def frame(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answer(frame):
-    return interplay.fit(frame, loss="my_loss")
+    return interplay.fit(frame, columns={"loss": "my_loss"})
 
 
 def leave_rows(folder, *changes, failed=(), lost=False):
@@ -83,9 +94,30 @@ def test_the_import_loads_nothing_heavy():
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.parametrize("name", interplay.__all__)
+def test_each_function_is_documented_with_an_example_and_no_module_hides_it(name):
+    for module in interplay.verbs.__path__:
+        for path in Path(module).glob("*.py"):
+            importlib.import_module(f"interplay.verbs.{path.stem}")
+    function = getattr(interplay, name)
+    assert inspect.isfunction(function)
+    summary, _, rest = inspect.getdoc(function).partition("\n\n")
+    assert summary.endswith((".", ":"))
+    examples = re.findall(rf"^    .*interplay\.{name}\(.*$", rest, re.MULTILINE)
+    assert examples
+    for example in examples:
+        ast.parse(example.strip())
+
+
+def test_what_is_not_public_is_no_attribute():
+    with pytest.raises(AttributeError, match="no attribute 'recommend_each'"):
+        interplay.recommend_each  # noqa: B018
+    assert set(dir(interplay)) == {*interplay.__all__, "__version__"}
+
+
 def test_a_frame_and_its_file_have_the_same_answer_as_the_command(answer, frame, tmp_path, capfd):
     frame.to_csv(tmp_path / "runs.csv", index=False)
-    by_path = interplay.fit(tmp_path / "runs.csv", loss="my_loss")
+    by_path = interplay.fit(tmp_path / "runs.csv", columns={"loss": "my_loss"})
     assert capfd.readouterr() == ("", "")
     done = command(tmp_path, "fit", "runs.csv", "--column", "loss=my_loss", "--json")
     printed = json.loads(done.stdout)
@@ -113,12 +145,12 @@ def test_a_frame_and_its_file_have_the_same_answer_as_the_command(answer, frame,
     ids=["arrow", "nullable", "category", "text", "table", "dicts"],
 )
 def test_tables_of_any_library_and_rows_as_dicts_have_the_same_answer(answer, frame, form):
-    assert interplay.fit(form(frame), loss="my_loss").fit.crossings == answer.fit.crossings
+    assert interplay.fit(form(frame), columns={"loss": "my_loss"}).fit.crossings == answer.fit.crossings
 
 
 def test_an_answer_in_bits_per_byte_has_other_losses_and_the_same_shapes(answer, frame):
     text = frame.assign(size=4.0)
-    bits = interplay.fit(text, loss="my_loss", bytes_per_token="size", unit="bpb")
+    bits = interplay.fit(text, columns={"loss": "my_loss", "bytes_per_token": "size"}, unit="bpb")
     per_nat = 1 / 4 / math.log(2)
     assert bits.to_json()["unit"] == "bits per byte"
     pd.testing.assert_frame_equal(bits.crossings, answer.crossings)
@@ -129,7 +161,7 @@ def test_an_answer_in_bits_per_byte_has_other_losses_and_the_same_shapes(answer,
     assert other.near_optimal.within == pytest.approx(per_nat * one.near_optimal.within)
     assert bits.recommend(1e6, 0.002).near_optimal.within == pytest.approx(0.002)
     with pytest.raises(InputError, match="bytes per token"):
-        interplay.fit(frame, loss="my_loss", unit="bpb")
+        interplay.fit(frame, columns={"loss": "my_loss"}, unit="bpb")
 
 
 @pytest.mark.parametrize("source", [[], [1, 2], None, {"depth": 1}, [{"depth": 1}, 3]])
@@ -144,13 +176,13 @@ def test_the_arguments_that_help_are_named_as_those_of_python(frame):
         [frame.assign(positions=kind, my_loss=frame["my_loss"] + more) for kind, more in kinds.items()]
     )
     with pytest.raises(InputError) as caught:
-        interplay.fit(rows, loss="my_loss")
-    assert "Here the missing arguments are where={'positions': 'learned'}." in caught.value.__notes__
-    found = interplay.fit(rows, loss="my_loss", where={"positions": "learned"})
+        interplay.fit(rows, columns={"loss": "my_loss"})
+    assert str(caught.value).endswith(" Try: where={'positions': 'learned'}")
+    found = interplay.fit(rows, columns={"loss": "my_loss"}, where={"positions": "learned"})
     assert found.fit.used == len(frame)
     with pytest.raises(InputError) as caught:
         interplay.fit(frame.rename(columns={"my_loss": "measured"}))
-    assert "Here the missing arguments are loss='measured'." in caught.value.__notes__
+    assert str(caught.value).endswith(" Try: columns={'loss': 'measured'}")
 
 
 def test_an_answer_is_short_and_draws_and_writes(answer, tmp_path):
@@ -184,6 +216,7 @@ def test_sizes_are_recommended_by_an_answer_a_file_or_a_law(answer, tmp_path):
     assert repr(found) == found.sentence
     assert interplay.audit(depth=32, width=4096).verdict == "too shallow"
     assert interplay.audit(depth=12, width=768).verdict == "near the best"
+    assert repr(interplay.audit(depth=12, width=768)).startswith("12 × 768 is near the best: it loses ")
 
 
 def test_a_budget_of_flops_is_recommended_by_an_answer_a_file_or_a_law(answer, tmp_path):
@@ -242,11 +275,11 @@ def test_the_figures_are_those_of_the_report(tmp_path):
 
 def test_the_folder_of_a_study_is_not_written_by_a_report(answer, tmp_path):
     (tmp_path / "spec.yaml").write_text("name: another\n")
-    for write in (answer.report, lambda out: interplay.report(TABLE, out)):
+    for write in (answer.report, lambda out: interplay.report(TABLE, out=out)):
         with pytest.raises(SpecError, match="folder of a study or series"):
             write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
-    with pytest.raises(SpecError, match=r"spec\.yaml is a file"):
+    with pytest.raises(SpecError, match=r"spec\.yaml.* is a file"):
         answer.report(tmp_path / "spec.yaml")
 
 
@@ -284,24 +317,26 @@ FRAME = pd.DataFrame({"depth": [1, 2], "width": [8, 8], "loss": [2.0, 1.9]})
     [
         (FRAME, ["training.seeds=2"], {}, "changes a spec"),
         (TABLE, ["training.seeds=2"], {}, "changes a spec"),
-        (FRAME, [], {"uri": "sqlite:///x"}, "--uri names the store"),
-        ("quickstart", [], {"uri": "sqlite:///x"}, "--uri names the store"),
-        (interplay.load_spec("quickstart"), [], {"uri": "sqlite:///x"}, "--uri names the store"),
-        (interplay.load_spec("quickstart"), [], {"loss": "final_loss"}, "--column renames"),
-        (interplay.load_spec("quickstart"), [], {"count": "table"}, "--count table"),
-        ("quickstart", [], {"loss": "final_loss"}, "--column renames"),
+        (FRAME, [], {"uri": "sqlite:///x"}, "uri= names the store"),
+        ("quickstart", [], {"uri": "sqlite:///x"}, "uri= names the store"),
+        (interplay.load_spec("quickstart"), [], {"uri": "sqlite:///x"}, "uri= names the store"),
+        (interplay.load_spec("quickstart"), [], {"columns": {"loss": "final_loss"}}, "columns= renames"),
+        (interplay.load_spec("quickstart"), [], {"count": "table"}, "count='table' takes"),
+        ("quickstart", [], {"columns": {"loss": "final_loss"}}, "columns= renames"),
     ],
 )
 def test_arguments_that_do_not_go_with_their_source_are_refused(source, changes, options, said, tmp_path):
     for call in (
         interplay.read,
         interplay.fit,
-        lambda source, *rest, **more: interplay.report(source, tmp_path, *rest, **more),
+        lambda source, *rest, **more: interplay.report(source, *rest, out=tmp_path, **more),
     ):
-        with pytest.raises(SpecError, match=said) as caught:
+        with pytest.raises(SpecError, match=said):
             call(source, *changes, **options)
-        notes = getattr(caught.value, "__notes__", [])
-        assert ["is the argument `name` here" in note for note in notes] == [True] * ("--" in said)
+        # In a shell the same message names the option.
+        with in_shell(["fit"]), pytest.raises(SpecError) as caught:
+            call(source, *changes, **options)
+        assert all(f"--{name.removesuffix('s')}" in str(caught.value) for name in options)
 
 
 def test_a_plan_has_a_row_per_cell():
@@ -314,11 +349,47 @@ def test_a_plan_has_a_row_per_cell():
     assert len(interplay.plan(spec, "training.seeds=2").cells) == len(plan.cells)
 
 
+def test_a_plan_of_a_series_has_that_of_each_study():
+    series = interplay.plan(SMALL, "vary={training.seeds: [1, 2]}")
+    totals = [interplay.plan(SMALL, f"training.seeds={seeds}").totals for seeds in (1, 2)]
+    assert list(series.plans) == [1, 2]
+    for name in ("cells", "tokens", "flops"):
+        assert series.totals[name] == pytest.approx(sum(total[name] for total in totals))
+
+
+#: Calls whose results need nothing but presets and published laws.
+CALLS = [
+    lambda: interplay.plan(SMALL),
+    lambda: interplay.plan(SMALL, "vary={training.seeds: [1, 2]}"),
+    lambda: interplay.power(SMALL, assume={"noise": 0.01}, studies=5),
+    lambda: interplay.status(SMALL),
+    lambda: recommend_each([1e9]),
+    lambda: recommend_each([1e9], law="liu2026"),
+    lambda: recommend_each(flops=[1e20]),
+    lambda: audit_each(depth=32, width=4096),
+    lambda: theory_bounds(4, 8),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_result_is_a_document_a_view_and_a_part_of_a_notebook(call, capfd, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = call()
+    assert capfd.readouterr() == ("", "")
+    assert json.loads(json.dumps(result.to_json(), allow_nan=False))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(result)
+    assert console.file.getvalue().strip()
+    assert repr(result)
+    assert re.match(r"<(p|pre)>", result._repr_html_())
+    assert not re.search(r"(?<![\w-])--[a-z]", repr(result)), "an option of the shell"
+
+
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
         (lambda: interplay.plan("quickstrat"), SpecError, "quickstart"),
-        (lambda: interplay.plan("very-deep"), SpecError, "series"),
+        (lambda: interplay.power("very-deep"), SpecError, "series"),
         (lambda: interplay.fit(pd.DataFrame({"depth": [1]})), InputError, "loss"),
         (lambda: interplay.fit("absent.csv"), InputError, "absent.csv"),
         (lambda: interplay.recommend(1e13), InputError, "every law"),
@@ -331,6 +402,66 @@ def test_a_plan_has_a_row_per_cell():
 def test_wrong_input_raises_the_error_of_the_command(call, error, said):
     with pytest.raises(error, match=said):
         call()
+
+
+def rows(**columns):
+    """Two runs of two depths, as a table."""
+    return pd.DataFrame({"depth": [1, 2], "width": [16, 16], "loss": [2.5, 2.25]} | columns)
+
+
+def renamed(**names):
+    return rows().rename(columns=names)
+
+
+#: A call with wrong arguments, and what its message has: in Python, and in a shell.
+MESSAGES = [
+    (lambda: interplay.fit(renamed(loss="los")), "Try: columns={'loss': 'los'}", "--column loss=los"),
+    (lambda: interplay.fit(rows(), columns={"loss": "x"}), "needs no columns=", "needs no --column"),
+    (lambda: interplay.fit(renamed(loss="q")), "in columns={'loss': 'final_loss'}", "in --column loss=final_loss"),
+    (lambda: interplay.fit(rows(loss=96.2)), "columns={'perplexity': 'HEADING'}", "--column perplexity=HEADING"),
+    (lambda: interplay.fit(rows(val_acc=1.0), columns={"loss": "val_acc"}), "'loss': 'HEADING'", "loss=HEADING"),
+    (lambda: interplay.fit(rows(a=1), count="table"), "out count='table' to", "out --count table to"),
+    (lambda: interplay.fit(rows(), where={"x": 1}), "which where= names", "which --where names"),
+    (lambda: interplay.fit(rows(dataset=["a", "b"])), "Try: where={'dataset': 'a'}", "--where dataset=a"),
+    (lambda: interplay.fit(rows(), tokens=1e9), "'THEIRS'}, or leave out tokens=", "--column tokens=THEIRS"),
+    (lambda: interplay.fit(rows(tokens=1e9), tokens=5e9), "one of these with tokens=,", "one of these with --tokens,"),
+    (lambda: interplay.fit(rows(), unit="bpb"), "{'bits_per_byte': 'HEADING'}", "--column bits_per_byte=HEADING"),
+    (lambda: interplay.fit(rows(bytes_per_token=[2, 6.0]), unit="bpb"), "leave out unit='bpb'", "leave out --unit bpb"),
+    (lambda: interplay.fit(rows(), out="."), "out='.' is a folder", "--out . is a folder"),
+    (lambda: interplay.fit("mlflow:x", uri="sqlite:///absent.db"), "or uri=URI", "or --uri URI"),
+    (lambda: interplay.report(rows()), "with out=DIR", "with --out DIR"),
+    (lambda: interplay.report(rows(), out=TABLE), "out='", "--out "),
+    (lambda: interplay.recommend(1e9, within=-1), "within= is -1", "--within is -1"),
+    (lambda: interplay.recommend(1e9, within="1%"), "within=0.01", "--within 0.01"),
+    (lambda: interplay.recommend(flops="x"), "as flops=1e20", "as --flops 1e20"),
+    (lambda: interplay.recommend(flops=-1), "as flops=1e20", "as --flops 1e20"),
+    (lambda: interplay.recommend(1e9, law="liu2026", fit="f.json"), "law='levine2020'", "--law levine2020"),
+    (lambda: interplay.recommend(1e9, fit=TABLE.parent), "is a folder without", "--fit "),
+    (lambda: interplay.audit(), "or depth=L, width=D", "or --depth L --width D"),
+    (lambda: interplay.audit(depth=3), "depth=32, width=4096", "--depth 32 --width 4096"),
+    (lambda: interplay.audit(depth=0, width=3), "depth= is 0", "--depth is 0"),
+    (lambda: interplay.audit("absent.json"), "depth=L, width=D", "--depth L --width D"),
+    (lambda: interplay.audit(depth=1, width=2, law="x", fit="f.json"), "law='x' or fit=", "--law x or --fit"),
+    (lambda: interplay.init("x", hours=-1), "hours=-1 is not", "--hours -1 is not"),
+    (lambda: interplay.power(SMALL, assume={"nois": 1}), "assume={'nois': 1}", "--assume nois=1"),
+    (lambda: interplay.power(SMALL, assume={"a": 2}), "assume= gives", "--assume gives"),
+    (lambda: interplay.power("very-deep"), "Try: 'vary=null', ", "Try: interplay fit vary=null "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "python", "shell"), MESSAGES)
+def test_a_message_names_arguments_in_python_and_options_in_a_shell(
+    call, python, shell, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert python in str(caught.value)
+    # Apart from commands to paste, which begin with the name of the program.
+    assert not re.search(r"(?<!\w)--[a-z]", re.sub(r"`?interplay [^`]*`?", "", str(caught.value)))
+    with in_shell(["fit"]), pytest.raises(ValueError) as caught:
+        call()
+    assert shell in str(caught.value)
 
 
 def test_a_law_and_an_answer_are_refused_together(answer):

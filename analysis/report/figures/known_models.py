@@ -15,6 +15,7 @@ from analysis.audit.known_models import KnownModel
 from analysis.law.near_optimal import Within, within_words
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import LINE, STYLE, count_axis, set_ticks
+from core.command_line import option
 from core.errors import InputError
 from core.numbers import short
 
@@ -91,7 +92,9 @@ def write_figure(figure: Figure, path: Path) -> None:
         InputError: another ending, or the file cannot be written.
     """
     if path.suffix not in FORMATS:
-        raise InputError(f"--figure {path} must end in {', '.join(FORMATS)}, which names its format.")
+        raise InputError(
+            f"{option('figure', path)} must end in {', '.join(FORMATS)}, which names its format."
+        )
     metadata = {"Software": None} if path.suffix == ".png" else None
     try:
         with mpl.rc_context({"svg.hashsalt": "known"}):

@@ -166,7 +166,7 @@ def test_where_the_count_is_not_sure_there_is_none(name, change):
 
 
 def test_a_missing_depth_names_what_was_looked_for():
-    with pytest.raises(InputError, match=r"has no depth: none of num_hidden_layers, n_layer.*--depth L"):
+    with pytest.raises(InputError, match=r"has no depth: none of num_hidden_layers, n_layer.*depth=L"):
         model_config({"hidden_size": 48}, "here")
     with pytest.raises(InputError, match=r"has no width: none of hidden_size, n_embd"):
         model_config({"n_layer": 3}, "here")
@@ -235,5 +235,5 @@ def test_a_folder_or_a_file_is_read(tmp_path):
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(InputError, match="--depth L --width D"):
+    with pytest.raises(InputError, match="depth=L, width=D"):
         read_model_config(tmp_path)

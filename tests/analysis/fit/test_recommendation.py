@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.audit.recommend import compare, recommend
+from analysis.audit.recommend import compare, shapes_of_sizes
 from analysis.fit.document import fit
 from analysis.fit.recommendation import NamedFit
 from analysis.runs.table import RunTable
@@ -27,7 +27,7 @@ def fitted():
 def test_between_two_sizes_the_depth_is_that_of_the_crossings(fitted):
     low, high = fitted.best[0].params, fitted.best[-1].params
     sizes = np.geomspace(low * 1.001, high / 1.001, 60)
-    _, shapes = recommend(NamedFit("a fit", fitted), None, list(sizes))
+    _, shapes = shapes_of_sizes(NamedFit("a fit", fitted), None, list(sizes))
     borders = [item.params for item in fitted.crossings]
     for size, shape in zip(sizes, shapes, strict=True):
         assert shape.source == "measured"
@@ -38,7 +38,7 @@ def test_within_the_interval_of_a_crossing_both_depths_are_possible(fitted):
     crossing = fitted.crossings[1]
     low, high = crossing.params_interval
     for size in (low * 1.01, high / 1.01):
-        _, (shape,) = recommend(NamedFit("a fit", fitted), None, [size])
+        _, (shape,) = shapes_of_sizes(NamedFit("a fit", fitted), None, [size])
         first, last = shape.depth_interval
         assert first is None or first <= 2
         assert last is None or last >= 4
@@ -48,4 +48,4 @@ def test_within_the_interval_of_a_crossing_both_depths_are_possible(fitted):
 @pytest.mark.parametrize("law", [None, "levine2020", "log3"])
 def test_a_size_that_is_none_is_refused_by_every_source(size, law):
     with pytest.raises(InputError, match="positive number"):
-        compare([size]) if law is None else recommend(None, law, [size])
+        compare([size]) if law is None else shapes_of_sizes(None, law, [size])

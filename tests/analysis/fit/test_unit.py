@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.audit.recommend import fit_evidence, recommend, recommend_one
+from analysis.audit.recommend import fit_evidence, recommend_one, shapes_of_sizes
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import NamedFit, recommended
 from analysis.fit.sentences import answers, law_sentence, lowest_loss_sentence, noise_sentence
@@ -133,7 +133,7 @@ def test_recommended_losses_are_in_the_unit_and_an_audit_is_in_nats(both):
     if len(nats.crossings) < 3 or nats.sizes is None:
         return
     largest, per_nat = nats.sizes[1], bits.loss_unit.per_nat
-    (one,), (other,) = (recommend(NamedFit("it", found), None, [largest])[1] for found in both)
+    (one,), (other,) = (shapes_of_sizes(NamedFit("it", found), None, [largest])[1] for found in both)
     assert (one.unit, other.unit) == ("nats per token", "bits per byte")
     assert other.near_optimal.within == pytest.approx(per_nat * 0.005)
     assert other.near_optimal.depths == one.near_optimal.depths
@@ -174,7 +174,7 @@ def test_bytes_follow_from_bits_per_byte_up_to_their_rounding():
 
 def test_rows_without_bytes_or_with_different_ones_are_refused_with_the_fix():
     frame = simulated()
-    with pytest.raises(NoBytesError, match="--column bytes_per_token=HEADING"):
+    with pytest.raises(NoBytesError, match="'bytes_per_token': 'HEADING'"):
         fit(RunTable.from_frame(frame), unit="bpb")
     some = frame.assign(bytes_per_token=[math.nan, *[BYTES] * (len(frame) - 1)])
     with pytest.raises(NoBytesError, match="the rows 1, "):
@@ -187,7 +187,7 @@ def test_rows_without_bytes_or_with_different_ones_are_refused_with_the_fix():
     with pytest.raises(NoBytesError, match=f"contradict each other: in row 3 .*is {BYTES}"):
         fit(RunTable.from_frame(both), unit="bpb")
     other = frame.assign(bytes_per_token=[BYTES] * (len(frame) - 1) + [4.2])
-    with pytest.raises(NoBytesError, match=rf"4\.200 in row {len(frame)}\. .*--where"):
+    with pytest.raises(NoBytesError, match=rf"4\.200 in row {len(frame)}\. .*with where="):
         fit(RunTable.from_frame(other), unit="bpb")
     for one in (some, other):
         assert fit(RunTable.from_frame(one)).bytes_per_token is None

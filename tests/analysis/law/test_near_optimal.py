@@ -46,7 +46,7 @@ def test_measured_depths_give_the_measured_difference():
 
 @pytest.mark.parametrize("within", [0, -1, math.nan, math.inf, "0%", "200%", "a lot", "0.1 nats"])
 def test_the_allowance_is_a_positive_number(within):
-    with pytest.raises(InputError, match="--within is"):
+    with pytest.raises(InputError, match="within= is"):
         nats_of(within, 3.0)
 
 

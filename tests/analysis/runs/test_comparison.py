@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable, read_runs
-from core.errors import InputError, OptionNeededError
+from core.errors import InputError
 
 SHAPES = [(1, 16), (1, 32), (2, 12), (2, 24), (4, 8), (4, 16)]
 
@@ -86,7 +86,7 @@ def test_tokens_asked_for():
             of(frame, tokens=wrong)
     with pytest.raises(InputError, match=r"No row .* tokens") as caught:
         of(table(), tokens=1e10)
-    assert "--column tokens=THEIRS" in str(caught.value)
+    assert "columns={'tokens': 'THEIRS'}" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert of(table(tokens=1e10), tokens=1e10).tokens.rule == "equal"
     # Their quotient is zero in floating point.
@@ -167,7 +167,7 @@ def test_tokens_per_parameter_of_a_public_table_allow_no_extrapolation():
     assert correlation > 0.98
     assert found.rule == "unequal"
     assert "20·(N + 50,304·width" in found.sentence
-    assert "--count table" in found.sentence
+    assert "count='table'" in found.sentence
     # In the table's own column the ratio shows at once, and the count then compares along its line.
     total = frame.assign(params=params + 50_304 * frame["width"])
     assert "20 per parameter of the table's own count" in of(total).tokens.sentence
@@ -500,6 +500,7 @@ def test_rows_of_two_studies_of_other_model_families_in_one_table_are_refused():
     gpt2, llama = table(cell="a", network=""), table(cell="b", network="llama")
     assert len(of(llama).rows) == len(SHAPES)
     for other, heading in [(llama, "network=llama"), (gpt2.assign(cell="c", kv_heads=1), "kv_heads=1")]:
-        with pytest.raises(OptionNeededError) as refused:
+        with pytest.raises(InputError) as refused:
             of(pd.concat([gpt2, other], ignore_index=True))
-        assert refused.value.options == (("--where", heading),)
+        name, _, value = heading.partition("=")
+        assert str(refused.value).endswith(f" Try: where={ {name: value} }")

@@ -7,7 +7,7 @@ import pytest
 from analysis.runs.columns import COLUMNS
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable, read_runs
-from core.errors import InputError, OptionNeededError
+from core.errors import InputError
 
 
 def test_three_columns_are_enough():
@@ -110,9 +110,9 @@ def test_n_is_counted_as_asked_and_the_other_count_is_kept(tmp_path, count):
 
 def test_the_tables_own_count_must_be_there():
     frame = pd.DataFrame({"depth": 1, "width": [4, 8], "loss": 2.0, "their_params": 7})
-    with pytest.raises(OptionNeededError, match="no column 'params'") as caught:
+    with pytest.raises(InputError, match="no column 'params'") as caught:
         RunTable.from_frame(frame, count="table")
-    assert caught.value.options == (("--column", "params=their_params"),)
+    assert str(caught.value).endswith(" Try: columns={'params': 'their_params'}")
     with pytest.raises(InputError, match="must be one of nonembedding, table"):
         RunTable.from_frame(frame, count="all")
     own = RunTable.from_frame(frame.assign(params=[-1, None]), count="table")
@@ -211,8 +211,12 @@ def test_write_csv_round_trips_exactly_and_keeps_keys_as_text(tmp_path, study):
         ("depth", {}, ["no column 'width' and no column 'loss'"]),
         # total_params is a count of its own, and not the missing one.
         ("depth,width,loss,total_params", {"count": "table"}, ["no column 'params'"]),
-        ("depth,width,loss", {"columns": {"loss": "los"}}, ["Its own column loss needs no --column"]),
-        ("depth,width,final_loss", {"columns": {"loss": "fnal_loss"}}, ["Perhaps --column loss=final_loss"]),
+        ("depth,width,loss", {"columns": {"loss": "los"}}, ["Its own column loss needs no columns="]),
+        (
+            "depth,width,final_loss",
+            {"columns": {"loss": "fnal_loss"}},
+            ["Perhaps columns={'loss': 'final_loss'}"],
+        ),
         ("depth,width,final_loss", {"columns": {"los": "final_loss"}}, ["did you mean `loss`?"]),
     ],
 )
@@ -224,7 +228,7 @@ def test_a_missing_or_wrongly_named_column_is_refused_with_the_fix(tmp_path, hea
     message = str(caught.value)
     assert [part for part in words if part not in message] == []
     assert str(path) in message or "did you mean" in message
-    assert ("Perhaps" in message) == any("--column " in part and "=" in part for part in words)
+    assert ("Perhaps" in message) == any("columns={" in part for part in words)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +248,8 @@ def test_no_column_is_guessed_whose_heading_names_something_else(wanted, other, 
     )
     with pytest.raises(InputError, match=f"no column '{wanted}'") as caught:
         RunTable.from_frame(frame)
-    assert getattr(caught.value, "options", ()) == ((("--column", f"{wanted}={other}"),) if guessed else ())
+    proposed = str(caught.value).partition(" Try: columns=")[2]
+    assert proposed == (repr({wanted: other}) if guessed else "")
 
 
 def test_an_accuracy_is_no_loss():

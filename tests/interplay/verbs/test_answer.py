@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from analysis.audit.recommend import recommend
+from analysis.audit.recommend import shapes_of_sizes
 from analysis.design.simulated_study import Truth
 from analysis.fit.document import Fit
 from analysis.fit.sentences import headlines, next_steps
@@ -174,7 +174,7 @@ def test_fit_and_recommendation_state_the_check(tmp_path):
     assert fit.learning_rate == planned_check(plan, Path("results"), study_of(table_of(plan.cells)))
     write_json(tmp_path / "fit.json", fit.to_json())
     assert json.loads((tmp_path / "fit.json").read_text())["learning_rate"]["checked"] is False
-    source, shapes = recommend(tmp_path / "fit.json", None, [2e4])
+    source, shapes = shapes_of_sizes(tmp_path / "fit.json", None, [2e4])
     assert [shape.learning_rate for shape in shapes] == [fit.learning_rate.sentence]
     for view in (recommendation_table(source, shapes), fit_table(fit)):
         console = Console(file=io.StringIO(), width=2000)

@@ -132,7 +132,7 @@ def test_the_report_of_a_part_states_which_cells_it_is_of(tmp_path):
         found = study_runs(load_spec(SMALL, overrides), tmp_path)
         with_row = [one.cell.shape for one in plan.cells[:-3] if one.cell.shape.depth in depths]
         sizes = {shape.budget_params for shape in with_row}
-        fact = found.known["facts"]["cells"]
+        fact = found.report_data["facts"]["cells"]
         assert f"{len(with_row)} of {len(found.plan.cells)} planned; depths {str(depths)[1:-1]};" in fact
         assert f"{len(sizes)} sizes from N = {min(sizes):,} to {max(sizes):,}" in fact
 

@@ -1,0 +1,50 @@
+"""What a verb returns: the same object for a script, for a notebook and for the command, which prints it."""
+
+import io
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+#: Columns of a result in a notebook.
+COLUMNS = 120
+
+
+class Result(ABC):
+    """A result with the document of `--json` and a view for a terminal, which a notebook shows as well."""
+
+    @abstractmethod
+    def to_json(self) -> Any:
+        """Return the JSON document."""
+
+    @abstractmethod
+    def __rich__(self) -> RenderableType:
+        """Return the view for a terminal."""
+
+    def __repr__(self) -> str:
+        return self._printed().export_text().rstrip()
+
+    def _repr_html_(self) -> str:
+        return self._printed().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+    def _printed(self) -> Console:
+        console = Console(file=io.StringIO(), record=True, width=COLUMNS, highlight=False)
+        console.print(self, crop=False)
+        return console
+
+
+@dataclass(frozen=True, repr=False)
+class View(Result):
+    """A document and its view."""
+
+    document: Any
+    view: RenderableType
+
+    def to_json(self) -> Any:
+        """Return the document."""
+        return self.document
+
+    def __rich__(self) -> RenderableType:
+        """Return the view."""
+        return self.view

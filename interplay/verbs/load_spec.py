@@ -1,0 +1,42 @@
+"""Read the spec of a study."""
+
+from pathlib import Path
+
+import study.spec.study
+from interplay.verbs.series import refuse_series
+from study.spec.study import StudySpec, parse_spec
+from study.spec.yaml_file import override
+
+
+def load_spec(spec: str | Path | StudySpec, *changes: str, results: str | Path = "results") -> StudySpec:
+    """Read a preset, a YAML file or a study of `results`, with changes such as "training.seeds=5".
+
+        interplay.load_spec("quickstart", "training.seeds=5").frontier.depths
+
+    Of a spec, only changes are applied.
+
+    Raises:
+        SpecError: there is no such preset or file, or a key or value is wrong.
+    """
+    if isinstance(spec, StudySpec):
+        raw = spec.model_dump(mode="json", exclude_unset=True)
+        return parse_spec(override(raw, changes), spec.name) if changes else spec
+    return study.spec.study.load_spec(str(spec), changes, Path(results))
+
+
+def load_study(
+    spec: str | Path | StudySpec, *changes: str, results: str | Path = "results", doing: str
+) -> StudySpec:
+    """Read the spec of a single study, as `load_spec` does.
+
+    Raises:
+        SpecError: as of `load_spec`, or the spec is a series; `doing` names in its message what takes one study.
+    """
+    loaded = load_spec(spec, *changes, results=results)
+    refuse_series(loaded, doing)
+    return loaded
+
+
+def name_of(spec: str | Path | StudySpec) -> str:
+    """Return the argument SPEC of a command that means the same."""
+    return spec.name if isinstance(spec, StudySpec) else str(spec)

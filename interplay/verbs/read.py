@@ -1,0 +1,140 @@
+"""Read the run table of a source: a spec, an MLflow experiment, a table, or a DataFrame."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from analysis.runs.files import is_table
+from analysis.runs.table import Count, RunTable, read_runs
+from core.command_line import option
+from core.errors import InputError
+from interplay.verbs.answer import Runs, existing, named_store, study_runs
+from interplay.verbs.load_spec import load_spec, name_of
+from interplay.verbs.series import refuse_series
+from study.errors import SpecError
+from study.spec.study import StudySpec
+
+#: What a source may be; a table of polars, pyarrow and others has `to_pandas`.
+Source: TypeAlias = str | Path | StudySpec | pd.DataFrame | Sequence[Mapping[str, object]]
+
+
+def read(
+    source: Source,
+    *changes: str,
+    results: str | Path = "results",
+    count: Count = "nonembedding",
+    uri: str | None = None,
+    where: Mapping[str, object] | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> RunTable:
+    """Read the run table of a source.
+
+        interplay.read("runs.csv", columns={"loss": "val_loss"}, where={"dataset": "c4"}).used
+
+    Args:
+        source: see the package.
+        *changes: of a spec, such as "training.seeds=5".
+        results: root of the results of a study or an experiment.
+        count: `nonembedding` counts N as 12·L·d²; `table` takes the column `params` of a table.
+        uri: of the MLflow store of an experiment; by default MLFLOW_TRACKING_URI, else that of `results`.
+        where: of a table, heading -> value of the rows that are read.
+        columns: of a table, a column of the run table -> its name in the source.
+
+    Raises:
+        SpecError: as of `load_spec`; the spec is a series, the study has no rows, there is no such MLflow store, or an
+            argument does not go with the source.
+        InputError: the table cannot be read, lacks a column or has no rows.
+    """
+    return runs_of(
+        source, *changes, results=results, count=count, uri=uri, where=where, columns=columns
+    ).table
+
+
+def runs_of(
+    source: Source,
+    *changes: str,
+    results: str | Path = "results",
+    count: Count = "nonembedding",
+    uri: str | None = None,
+    where: Mapping[str, object] | None = None,
+    columns: Mapping[str, str] | None = None,
+    verb: str = "fit",
+) -> Runs:
+    """Return the run table of a source, and of a spec what a report can add; arguments and errors as of `read`.
+
+    `verb` is in the commands that messages propose.
+    """
+    name = name_of_source(source)
+    if spec := spec_of(source, *changes, results=results, count=count, uri=uri, where=where, columns=columns):
+        refuse_series(spec, "fit")
+        return study_runs(spec, Path(results), verb, [name, *changes])
+    if changes:
+        raise SpecError(f"{changes[0]} changes a spec, but {name} is a run table; leave it out.")
+    chosen = {heading: str(value) for heading, value in (where or {}).items()}
+    if not isinstance(source, str | Path):
+        table = RunTable.from_frame(_frame(source), columns or {}, count=count, where=chosen)
+        return Runs("a table", table, {})
+    store = existing(named_store(uri, Path(results))) if name.startswith("mlflow:") else None
+    table = read_runs(name, columns or {}, tracking_uri=store, count=count, where=chosen)
+    return Runs(Path(name).name, table, {})
+
+
+def spec_of(
+    source: Source,
+    *changes: str,
+    results: str | Path,
+    count: Count = "nonembedding",
+    uri: str | None = None,
+    where: Mapping[str, object] | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> StudySpec | None:
+    """Return the spec that a source is or names, None for any other source.
+
+    Raises:
+        SpecError: as of `load_spec`, or an argument does not go with the source.
+    """
+    name = name_of_source(source)
+    if name.startswith("mlflow:"):
+        return None
+    if uri:
+        raise SpecError(
+            f"{option('uri')} names the store of mlflow:EXPERIMENT, but {name} is none; leave it out, or for a spec "
+            "write tracking.uri=URI."
+        )
+    if not isinstance(source, str | Path | StudySpec) or (isinstance(source, str | Path) and is_table(name)):
+        return None
+    spec = load_spec(source, *changes, results=results)
+    if count == "table":
+        raise SpecError(
+            f"{option('count', 'table')} takes N from the column params of a table, but {name} is a spec, whose N is "
+            "12·L·d²; leave it out."
+        )
+    for argument, does, given in (
+        ("column", "renames the columns of a table", columns),
+        ("where", "chooses rows of a table", where),
+    ):
+        if given:
+            raise SpecError(f"{option(argument)} {does}, but {name} is a spec; leave it out.")
+    return spec
+
+
+def name_of_source(source: Source) -> str:
+    """A source in messages."""
+    return name_of(source) if isinstance(source, str | Path | StudySpec) else "the DataFrame"
+
+
+def _frame(source: Any) -> pd.DataFrame:
+    """A table that is loaded as a DataFrame of pandas; polars, pyarrow and others have `to_pandas`."""
+    if isinstance(source, pd.DataFrame):
+        return source
+    if hasattr(source, "to_pandas"):
+        return pd.DataFrame(source.to_pandas())
+    rows = list(source) if isinstance(source, list | tuple) else []
+    if rows and all(isinstance(row, Mapping) for row in rows):
+        return pd.json_normalize([dict(row) for row in rows])
+    raise InputError(
+        f"A {type(source).__name__} is no source of runs: give the name of a study, the path of a spec or a run table, "
+        "mlflow:EXPERIMENT, a DataFrame, or a list with one dict per run."
+    )

@@ -1,0 +1,115 @@
+"""Write the report of a source, or the page of a series."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from analysis.runs.table import Count
+from analysis.units import UnitOption
+from core.command_line import option, relative
+from interplay.result import Result
+from interplay.terminal import pasteable, refuse_file
+from interplay.verbs.answer import StudyRuns, fit_source
+from interplay.verbs.read import Source, name_of_source, runs_of, spec_of
+from interplay.verbs.series import write_page
+from study.errors import SpecError
+from study.tracking.study_paths import OtherStudyError, check_owner, refuse_results, study_paths
+
+
+@dataclass(frozen=True, repr=False)
+class Page(Result, os.PathLike[str]):
+    """A page that was written: a path, so that `open` takes it.
+
+    Attributes:
+        path: of the page.
+        is_series: whether it compares the studies of a series.
+    """
+
+    path: Path
+    is_series: bool = False
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the path of the page."""
+        return {"page": str(self.path)}
+
+    def __rich__(self) -> RenderableType:
+        return pasteable("Series: " if self.is_series else "Report: ", str(relative(self.path)))
+
+
+def report(
+    source: Source,
+    *changes: str,
+    out: str | Path | None = None,
+    results: str | Path = "results",
+    count: Count = "nonembedding",
+    uri: str | None = None,
+    level: float = 0.95,
+    tokens: float | None = None,
+    unit: UnitOption = "nats",
+    where: Mapping[str, object] | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Page:
+    """Write the report of a source into a folder, or the page of a series; the other arguments are those of `fit`.
+
+        interplay.report("runs.csv", out="report", columns={"loss": "val_loss"}).path
+
+    Args:
+        source: see the package.
+        *changes: as of `read`.
+        out: folder of the report; of a spec by default its folder in `results`.
+        results: as of `read`.
+        count: as of `read`.
+        uri: as of `read`.
+        level: as of `fit`.
+        tokens: as of `fit`.
+        unit: as of `fit`.
+        where: as of `read`.
+        columns: as of `read`.
+
+    Raises:
+        SpecError: as of `fit`; or `out` is a file or the folder of a study or series, is missing for a source that is
+            no spec, or the folder of the spec has the results of another study.
+        InputError: as of `fit`.
+        OSError: the folder cannot be written.
+    """
+    from analysis.report.study_page import write_report
+
+    name, folder = name_of_source(source), None if out is None else Path(out)
+    given: dict[str, Any] = {
+        "results": results,
+        "count": count,
+        "uri": uri,
+        "where": where,
+        "columns": columns,
+    }
+    options: dict[str, Any] = {"level": level, "tokens": tokens, "unit": unit}
+    spec = spec_of(source, *changes, **given)
+    if folder is not None:
+        refuse_file(folder, "out")
+        refuse_results(folder, "out")
+    elif spec is None:
+        raise SpecError(
+            f"{name} is no study with a folder of its own; name the folder with {option('out', 'DIR')}."
+        )
+    if spec is not None and spec.vary is not None:
+        page = write_page(spec, Path(results), folder, renew=True, arguments=[name, *changes], **options)
+        return Page(page, is_series=True)
+    runs = runs_of(source, *changes, **given, verb="report")
+    if folder is None:
+        assert spec is not None
+        assert isinstance(runs, StudyRuns)
+        paths = study_paths(spec, Path(results).resolve())
+        try:
+            check_owner(runs.plan, paths, paths.ledger.rows())
+        except OtherStudyError as error:
+            raise SpecError(f"{error} Name another folder with {option('out', 'DIR')}.") from error
+        folder = paths.folder
+    page = write_report(runs.table, fit_source(runs, **options), folder, title=runs.title, **runs.report_data)
+    return Page(page)

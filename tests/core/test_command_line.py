@@ -1,0 +1,41 @@
+"""What messages call an option: that of the command in a shell, an argument in Python."""
+
+from pathlib import Path
+
+import pytest
+
+from core.command_line import in_shell, option, options, try_with
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "python", "shell"),
+    [
+        ("level", None, "level=", "--level"),
+        ("level", 0.9, "level=0.9", "--level 0.9"),
+        ("flops", "1e20", "flops=1e20", "--flops 1e20"),
+        ("depth", "L", "depth=L", "--depth L"),
+        ("law", "liu2026", "law='liu2026'", "--law liu2026"),
+        ("fit", Path("a/fit.json"), "fit='a/fit.json'", "--fit a/fit.json"),
+        ("column", None, "columns=", "--column"),
+        ("column", "loss=HEADING", "columns={'loss': 'HEADING'}", "--column loss=HEADING"),
+        ("where", "a=b=c", "where={'a': 'b=c'}", "--where a=b=c"),
+        ("assume", "noise=0.005", "assume={'noise': 0.005}", "--assume noise=0.005"),
+        ("json", None, "to_json()", "--json"),
+    ],
+)
+def test_an_option_is_an_argument_in_python(name, value, python, shell):
+    assert option(name, value) == python
+    with in_shell(["fit"]):
+        assert option(name, value) == shell
+    assert option(name, value) == python
+
+
+def test_several_options_are_ready_to_paste():
+    assert options(depth=32, width="D") == "depth=32, width=D"
+    tried = [("column", "loss=my loss"), ("column", "depth=n"), ("where", "kind=a")]
+    assert try_with(tried) == " Try: columns={'loss': 'my loss', 'depth': 'n'}, where={'kind': 'a'}"
+    assert try_with(changes=["vary=null"]) == " Try: 'vary=null'"
+    with in_shell(["fit", "my runs.csv"]):
+        assert options(depth=32, width="D") == "--depth 32 --width D"
+        assert try_with(tried[:1]) == " Try: interplay fit 'my runs.csv' --column 'loss=my loss'"
+        assert try_with(changes=["vary=null"]) == " Try: interplay fit 'my runs.csv' vary=null"

@@ -23,11 +23,6 @@ UNITS: Mapping[UnitOption, UnitName] = MappingProxyType({"nats": "nats per token
 LOSS: Mapping[str, object] = MappingProxyType({"losses": True})
 
 
-def losses_at(*keys: str) -> Mapping[str, object]:
-    """Metadata of a field that is a mapping, with losses at some of its keys."""
-    return {"losses": keys}
-
-
 @dataclass(frozen=True)
 class LossUnit:
     """A unit of losses.
@@ -75,8 +70,8 @@ class HasLosses(Protocol):
 
 def times(value: Value, factor: float) -> Value:
     """Return nested dataclasses and tuples with all fields that are marked as losses multiplied by `factor`."""
-    found: Value = value if factor == 1 else _times(value, factor)
-    return found
+    multiplied: Value = value if factor == 1 else _times(value, factor)
+    return multiplied
 
 
 def _times(value: Any, factor: float) -> Any:
@@ -88,13 +83,9 @@ def _times(value: Any, factor: float) -> Any:
         return value
     changed = {}
     for field in fields(value):
-        item, losses = getattr(value, field.name), field.metadata.get("losses", ())
-        if losses is True:
+        item = getattr(value, field.name)
+        if field.metadata.get("losses"):
             changed[field.name] = _multiplied(item, factor)
-        elif losses:
-            changed[field.name] = {
-                key: _multiplied(one, factor) if key in losses else one for key, one in item.items()
-            }
         elif (new := _times(item, factor)) is not item:
             changed[field.name] = new
     return replace(value, **changed)

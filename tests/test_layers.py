@@ -65,9 +65,9 @@ FLOORS = {
     ],
     "analysis/report": [
         {"study_page", "series_page"},
+        {"words"},
         {"html", "tables"},
         {"figures"},
-        {"answers", "shapes"},
     ],
     "trainables": [
         {"__main__"},

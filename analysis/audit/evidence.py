@@ -14,8 +14,8 @@ from pathlib import Path
 
 from analysis.law.near_optimal import Within, nats_of, near_optimal
 from analysis.law.published import PUBLISHED, AdditiveLaw, PublishedLaw, published_shape
+from analysis.law.reasons import Because, Reason
 from analysis.law.shape import REACH, NearOptimal, Shape
-from core.numbers import human
 
 #: A size that is larger or smaller by less than this factor counts as one of the data.
 SIZE_TOLERANCE = 1.1
@@ -90,11 +90,11 @@ def _within_reach(item: Evidence) -> Evidence:
     def best(params: float) -> Shape:
         if item.beyond(params) <= REACH * (1 + 1e-9):
             return item.best(params)
-        end = f"the largest size of its models, {human(largest)}"
-        factor = f"more than {REACH:g} times"
-        if params < smallest:
-            end, factor = f"the smallest size of its models, {human(smallest)}", f"less than 1/{REACH:g} of"
-        return Shape(params, None, (None, None), None, "none", item.source, reason=f"N is {factor} {end}")
+        below = params < smallest
+        beyond = Because(
+            Reason.BELOW_MODELS if below else Reason.ABOVE_MODELS, (REACH, smallest if below else largest)
+        )
+        return Shape(params, None, (None, None), None, "none", item.source, reasons=(beyond,))
 
     def losses(params: float, depth: float | None, within: Within) -> NearOptimal | None:
         return item.losses(params, depth, within) if item.beyond(params) <= REACH * (1 + 1e-9) else None
@@ -122,7 +122,7 @@ def _gemstones() -> Evidence:
         decision = table.gap_laws.decide(params, table.level)
         if decision is None:
             return None
-        found = lost_by(decision, decision.depth if depth is None else depth, nats_of(within))
-        return replace(found, losses=source)
+        near = lost_by(decision, decision.depth if depth is None else depth, nats_of(within))
+        return replace(near, losses=source)
 
     return Evidence("Gemstones", source, table.sizes, (int(depths.min()), int(depths.max())), best, losses)

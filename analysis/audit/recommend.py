@@ -97,7 +97,7 @@ def compare(sizes: Sequence[float | str], within: Within = None) -> list[Compari
         InputError: no size is given, one is not positive, or none has an answer by any law.
     """
     params, nats = _sizes(sizes), nats_of(within)
-    found = []
+    comparisons = []
     for value in params:
         shapes = []
         for law in published_evidence():
@@ -105,13 +105,13 @@ def compare(sizes: Sequence[float | str], within: Within = None) -> list[Compari
             shapes.append(replace(best, near_optimal=law.losses(value, best.depth, nats), law=law.source))
         ranges = [shape.near_optimal.depths for shape in shapes if shape.near_optimal]
         low, high = max((low for low, _ in ranges), default=1), min((high for _, high in ranges), default=0)
-        found.append(Comparison(value, tuple(shapes), nats, (low, high) if low <= high else None))
-    if not any(shape.depth for item in found for shape in item.shapes):
+        comparisons.append(Comparison(value, tuple(shapes), nats, (low, high) if low <= high else None))
+    if not any(shape.depth for item in comparisons for shape in item.shapes):
         ends = [size for law in published_evidence() for size in law.sizes or ()]
         of = f"{human(min(ends))} to {human(max(ends))}"
         reason = f"N is more than {REACH:g} times outside the sizes of every law ({of})"
         raise InputError(_no_depth("Published evidence", params, reason, "interplay recommend 1e9 7e9"))
-    return found
+    return comparisons
 
 
 def _no_depth(who: str, params: Sequence[float], reason: str | None, command: str) -> str:
@@ -183,16 +183,16 @@ def recommend_at_compute(
     flops = [_compute(value) for value in computes]
     if fit is not None:
         named = named_fit(fit)
-        found = named.fit.compute
+        answer = named.fit.compute
         values = " ".join(f"--flops {value:g}" for value in flops)
         instead = f"By a published law: interplay recommend --law liu2026 {values}"
-        if found is None:
+        if answer is None:
             raise InputError(
                 f"The fit in {named.name} has no answer at a compute: a table of isoFLOP runs would have one, with two "
                 "budgets of compute or more and at each three sizes or more, around that of least loss, of two depths "
                 f"or more. {instead}"
             )
-        shapes = [in_unit(found.at(value), named.fit.loss_unit) for value in flops]
+        shapes = [in_unit(answer.at(value), named.fit.loss_unit) for value in flops]
         source = f"losses of {named.name}"
         add = "Ask inside them, or add a budget of compute to the table."
         hint = f"{add if shapes[0].extrapolated else 'Add sizes at that compute to the table.'} {instead}"

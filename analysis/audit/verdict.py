@@ -36,7 +36,7 @@ _SOURCES = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class LawFinding:
     """One model by one law.
 
     Attributes:
@@ -113,12 +113,12 @@ class Audit:
     """
 
     model: ModelConfig
-    findings: tuple[Finding, ...]
+    findings: tuple[LawFinding, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
-    def deciding(self) -> tuple[Finding, ...]:
+    def deciding(self) -> tuple[LawFinding, ...]:
         """The findings that make the verdict: of the laws with an answer those with losses, of these those inside."""
         found = [item for item in self.findings if item.best.source != "none"]
         found = [item for item in found if item.lost is not None] or found
@@ -227,11 +227,11 @@ def audit(model: ModelConfig, evidence: Sequence[Evidence], within: Within) -> A
     return Audit(model, findings, found.warnings, _notes(found))
 
 
-def _finding(model: ModelConfig, item: Evidence, within: Within) -> Finding:
+def _finding(model: ModelConfig, item: Evidence, within: Within) -> LawFinding:
     params = float(model.law_params)
     best = item.best(params)
     answered = best.source != "none"
-    return Finding(
+    return LawFinding(
         law=item.name,
         source=item.source,
         depth=model.depth,

@@ -4,9 +4,8 @@
 `analysis.curves.posterior`. Gaps, crossings, best depths, the law and the search follow from these two arrays.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +26,33 @@ from analysis.curves.posterior import (
     posterior,
 )
 from analysis.curves.shape_means import ShapeMeans, shape_means
+from analysis.units import LOSS
 
 #: Steps of the grid of ln N over all sizes: most, least, and most of all depths together; and most sizes on it.
 MOST_STEPS, LEAST_STEPS, ALL_STEPS, MOST_KNOTS = 60, 30, 1200, 100
 #: Places of ln N nearer than this are one.
 NEAR = 2e-5
+
+
+@dataclass(frozen=True)
+class CurvesSummary:
+    """What a fit file holds of `Curves`; all but the counts may be missing in a file.
+
+    Attributes:
+        exponent, parameters, misfit_p: `alpha`, `parameters` and `misfit_p` of `Curves`.
+        points: number of shapes.
+        smooth_misfit: `tau` of `Curves`, nats per token; None without a noise estimate.
+        misfit: `misfit_rms` of `Curves`, nats per token.
+        rms_residual: root of the mean squared residual, nats per token.
+    """
+
+    exponent: float | None = None
+    parameters: int = 0
+    points: int = 0
+    smooth_misfit: float | None = field(default=None, metadata=LOSS)
+    misfit: float | None = field(default=None, metadata=LOSS)
+    misfit_p: float | None = None
+    rms_residual: float | None = field(default=None, metadata=LOSS)
 
 
 @dataclass(frozen=True)
@@ -163,17 +184,17 @@ class Curves(ShapeMeans):
             result[np.arange(len(x)), self.index(depth)[0] + place[:, i]] = share
         return result
 
-    def summary(self) -> dict[str, Any]:
-        """For the fit file: common exponent, number of parameters, misfit."""
-        return {
-            "exponent": self.alpha,
-            "parameters": self.parameters,
-            "points": len(self.x),
-            "smooth_misfit": self.tau if self.noise.known else None,
-            "misfit": self.misfit_rms,
-            "misfit_p": self.misfit_p,
-            "rms_residual": float(np.sqrt(np.mean(self.residual**2))),
-        }
+    def summary(self) -> CurvesSummary:
+        """For the fit file."""
+        return CurvesSummary(
+            exponent=self.alpha,
+            parameters=self.parameters,
+            points=len(self.x),
+            smooth_misfit=self.tau if self.noise.known else None,
+            misfit=self.misfit_rms,
+            misfit_p=self.misfit_p,
+            rms_residual=float(np.sqrt(np.mean(self.residual**2))),
+        )
 
 
 def build_curves(rows: pd.DataFrame, *, span: tuple[float, float] | None = None) -> Curves:

@@ -8,19 +8,44 @@ common (data order). It cancels in the gap between two depths, which is why seed
 If no shape has two seeds, `from_residuals` estimates the noise from the scatter about the curves.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from analysis.units import LOSS
+
 Floats = npt.NDArray[np.float64]
-Source = Literal["none", "seeds", "residuals"]
+NoiseSource = Literal["none", "seeds", "residuals"]
 
 #: Fewest shapes with two or more seeds for a trend of the noise with the loss; with fewer, one σ for all.
 SHAPES_FOR_TREND = 6
 #: Smallest range of ln loss for a trend.
 LEAST_RANGE = 0.05
+
+
+@dataclass(frozen=True)
+class NoiseSummary:
+    """What a fit file holds of `Noise`; None where there is no estimate.
+
+    Attributes:
+        known, source, seeds, dof, slope: as in `Noise`.
+        sd: of one seed, nats per token, at the geometric mean `loss` of the shapes.
+        sd_relative: `sd` over that loss.
+        seed_correlation, depth_correlation: `correlation` and `within` of `Noise`.
+    """
+
+    known: bool = False
+    source: NoiseSource = "none"
+    seeds: int = 1
+    dof: float = 0.0
+    sd: float | None = field(default=None, metadata=LOSS)
+    sd_relative: float | None = None
+    loss: float | None = field(default=None, metadata=LOSS)
+    slope: float | None = None
+    seed_correlation: float | None = None
+    depth_correlation: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +62,7 @@ class Noise:
             of two depths, and more sizes do not average it out.
     """
 
-    source: Source
+    source: NoiseSource
     dof: float
     log_sd: float
     slope: float
@@ -62,21 +87,23 @@ class Noise:
             return np.full_like(loss, np.nan, dtype=float)
         return np.asarray(np.exp(self.log_sd + self.slope * (np.log(loss) - self.centre)), dtype=float)
 
-    def summary(self) -> dict[str, object]:
-        """For the fit file; `sd` is at the geometric mean `loss`, `sd_relative` over that loss."""
+    def summary(self) -> NoiseSummary:
+        """For the fit file."""
         sd, loss = float(np.exp(self.log_sd)), float(np.exp(self.centre))
-        return {
-            "known": self.known,
-            "source": self.source,
-            "seeds": self.seeds,
-            "dof": self.dof,
-            "sd": sd if self.known else None,
-            "sd_relative": sd / loss if self.known else None,
-            "loss": loss,
-            "slope": self.slope if self.known else None,
-            "seed_correlation": self.correlation if self.known else None,
-            "depth_correlation": self.within if self.known else None,
-        }
+        if not self.known:
+            return NoiseSummary(seeds=self.seeds, dof=self.dof, loss=loss)
+        return NoiseSummary(
+            known=True,
+            source=self.source,
+            seeds=self.seeds,
+            dof=self.dof,
+            sd=sd,
+            sd_relative=sd / loss,
+            loss=loss,
+            slope=self.slope,
+            seed_correlation=self.correlation,
+            depth_correlation=self.within,
+        )
 
 
 def from_seeds(losses: Floats, depth: npt.NDArray[np.int64]) -> Noise:

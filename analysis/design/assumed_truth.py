@@ -104,21 +104,21 @@ def _from_pilot(fit: "Fit") -> dict[str, Assumption]:
     rises = law.b is not None and law.b > 0
     source = "pilot: law" if law.status == "ok" else f"pilot: law, of status {law.status}"
     # Residuals of one seed hold no information on what a seed shares; a zero there is no finding.
-    shared = noise.get("seed_correlation") if noise.get("source") == "seeds" else None
+    shared = noise.seed_correlation if noise.source == "seeds" else None
     # A straight line in ln N is the limit of an exponent of zero.
-    exponent = None if curves.get("exponent") is None else max(curves["exponent"], 0.01)
+    exponent = None if curves.exponent is None else max(curves.exponent, 0.01)
     slopes = _slopes(fit, exponent or Truth.exponent)
     found = {
         "a": (law.a if rises else None, source),
         "b": (law.b if rises else None, source),
-        "noise": (noise.get("sd_relative") or None, "pilot: noise"),
+        "noise": (noise.sd_relative or None, "pilot: noise"),
         "slope": (slopes[len(slopes) // 2] if slopes else None, f"pilot: middle of {len(slopes)} gaps"),
         "exponent": (exponent, "pilot: curves"),
         "shared": (None if shared is None else min(shared, 0.99), "pilot: correlation of its seeds"),
-        "misfit_sd": (curves.get("misfit"), "pilot: lack of fit"),
+        "misfit_sd": (curves.misfit, "pilot: lack of fit"),
         # Two or three crossings cannot show it, and the scatter of their law is assumed.
         "scatter": (None if law.scatter_dof == 1 else law.scatter, "pilot: scatter of its law"),
-        "loss": (noise.get("loss") or None if noise.get("known") else None, "pilot: mean loss"),
+        "loss": (noise.loss or None if noise.known else None, "pilot: mean loss"),
     }
     return {name: Assumption(value, why) for name, (value, why) in found.items() if value is not None}
 

@@ -193,7 +193,11 @@ def next_depth(rows: pd.DataFrame, best: Sequence[AtSize] | Sequence[ComputeShap
     depths = sorted({int(depth) for depth in rows["depth"]})
     if not best or len(depths) < 2 or (best[-1].near or (best[-1].depth,)) != (depths[-1],):
         return None
-    own = rows[rows["depth"] == depths[-1]]
-    tokens = own["tokens"] if "tokens" in own else pd.Series(dtype=float)
-    flops = float((FLOPS * own["params"] * tokens).sum()) if tokens.notna().all() and len(tokens) else None
-    return NextDepth(round(depths[-1] ** 2 / depths[-2]), len(own), flops)
+    deepest_runs = rows[rows["depth"] == depths[-1]]
+    tokens = deepest_runs["tokens"] if "tokens" in deepest_runs else pd.Series(dtype=float)
+    flops = (
+        float((FLOPS * deepest_runs["params"] * tokens).sum())
+        if tokens.notna().all() and len(tokens)
+        else None
+    )
+    return NextDepth(round(depths[-1] ** 2 / depths[-2]), len(deepest_runs), flops)

@@ -8,12 +8,13 @@ from analysis.fit.study import Study, estimates_of
 from analysis.intervals import width_of
 from analysis.law.crossings import NEAR_END, Crossing
 from analysis.law.reading import AtSize, Reading, read_curves
+from analysis.law.reasons import Because, Reason
 from analysis.law.shape import ComputeShape, DepthAtCompute, buildable_width
 from analysis.runs.columns import planned_compute
 from analysis.runs.isoflop import BestSize, compute_minima
 from analysis.runs.tokens import Rule
 from analysis.units import LOSS
-from core.numbers import counted, digits, human, layers, listed, listed_layers, scientific
+from core.numbers import counted, layers, listed, listed_layers, scientific
 
 #: Rules of tokens under which a table may have several budgets of compute.
 RULES: tuple[Rule, ...] = ("groups", "equal_compute", "compute", "unequal")
@@ -60,21 +61,16 @@ class ComputeAnswer:
             <= math.log(flops)
             <= math.log(self.budgets[-1]) + NEAR_END
         ):
-            low, high = scientific(self.budgets[0]), scientific(self.budgets[-1])
-            reason = f"the budgets of compute measured reach from {low} to {high} FLOPs"
-            return _nothing(flops, reason, outside=True)
-        found = self.reading.at(flops)
-        if found is None:
-            reason = "no two depths have a least loss inside their sizes there"
-            return _nothing(flops, reason)
-        if found_better := self._better(flops, found):
-            better, least = found_better
-            reason = (
-                f"{layers(better.depth)} have a loss {digits(100 * (1 - better.loss / least))} % below the least one "
-                f"of any other depth, with {human(better.params)} parameters at {scientific(better.flops)} FLOPs, but "
-                "no least loss inside their sizes"
-            )
-            return _nothing(flops, reason)
+            reach = Because(Reason.OUTSIDE_COMPUTES, (self.budgets[0], self.budgets[-1]))
+            return _nothing(flops, reach, outside=True)
+        compared = self.reading.at(flops)
+        if compared is None:
+            return _nothing(flops, Because(Reason.FEW_MINIMA))
+        if better_elsewhere := self._better(flops, compared):
+            better, least = better_elsewhere
+            percent = 100 * (1 - better.loss / least)
+            values = better.depth, percent, better.params, better.flops
+            return _nothing(flops, Because(Reason.BETTER_AT_END, values))
         step, sizes = self.reading.width_step, {size.depth: size for size in self.sizes}
         others = tuple(
             DepthAtCompute(
@@ -84,36 +80,37 @@ class ComputeAnswer:
                 sizes[shape.depth].tokens(flops),
                 shape.excess,
             )
-            for shape in sorted(found.shapes, key=lambda shape: (shape.excess, shape.depth))
-            if shape.depth != found.depth
+            for shape in sorted(compared.shapes, key=lambda shape: (shape.excess, shape.depth))
+            if shape.depth != compared.depth
         )
-        missing = listed([layers(depth) for depth in found.missing]) if found.missing else ""
-        best = sizes[found.depth]
+        best = sizes[compared.depth]
         return ComputeShape(
             flops,
-            found.depth,
+            compared.depth,
             best.params(flops),
             best.tokens(flops),
-            found.depth_interval,
+            compared.depth_interval,
             "measured",
             "the lowest loss at this compute",
-            f"{missing} have no least loss inside their sizes there" if missing else None,
-            loss=found.loss,
-            near=found.near,
+            (Because(Reason.WITHOUT_MINIMUM, compared.missing),) if compared.missing else (),
+            loss=compared.loss,
+            near=compared.near,
             others=others,
             width_step=step,
         )
 
-    def _better(self, flops: float, found: AtSize) -> tuple[LowestLoss, float] | None:
+    def _better(self, flops: float, compared: AtSize) -> tuple[LowestLoss, float] | None:
         """A loss at a budget next to this compute below the least one there, of a depth without a minimum; and both."""
-        low = max((one for one in self.budgets if one <= flops * math.exp(NEAR_END)), default=flops)
-        high = min((one for one in self.budgets if one >= flops * math.exp(-NEAR_END)), default=flops)
-        measured = {shape.depth for shape in found.shapes}
-        for one in self.lowest:
-            if low <= one.flops <= high and one.depth not in measured:
-                there = self.reading.at(one.flops)
-                if there is not None and one.loss < there.loss:
-                    return one, there.loss
+        low = max((budget for budget in self.budgets if budget <= flops * math.exp(NEAR_END)), default=flops)
+        high = min(
+            (budget for budget in self.budgets if budget >= flops * math.exp(-NEAR_END)), default=flops
+        )
+        measured = {shape.depth for shape in compared.shapes}
+        for lowest in self.lowest:
+            if low <= lowest.flops <= high and lowest.depth not in measured:
+                at_its_compute = self.reading.at(lowest.flops)
+                if at_its_compute is not None and lowest.loss < at_its_compute.loss:
+                    return lowest, at_its_compute.loss
         return None
 
     @property
@@ -165,7 +162,7 @@ def next_sizes(study: Study, answer: ComputeAnswer | None) -> NextSizes | None:
     planned = planned_compute(study.rows)
     if study.comparison.tokens.rule != "compute" or planned is None:
         return None
-    without = None if answer is None else {(one.depth, one.flops) for one in answer.lowest}
+    without = None if answer is None else {(item.depth, item.flops) for item in answer.lowest}
     smaller: list[tuple[int, float]] = []
     larger: list[tuple[int, float]] = []
     for _, part in study.rows.assign(at=planned).groupby(["at", "depth"]):
@@ -179,9 +176,9 @@ def next_sizes(study: Study, answer: ComputeAnswer | None) -> NextSizes | None:
     return NextSizes(tuple(smaller), tuple(larger)) if smaller or larger else None
 
 
-def _nothing(flops: float, reason: str, *, outside: bool = False) -> ComputeShape:
+def _nothing(flops: float, reason: Because, *, outside: bool = False) -> ComputeShape:
     """The answer at a compute where there is none."""
-    return ComputeShape(flops, None, None, None, (None, None), "none", "", reason, outside)
+    return ComputeShape(flops, None, None, None, (None, None), "none", "", (reason,), outside)
 
 
 def compute_answer(study: Study) -> ComputeAnswer | None:
@@ -191,9 +188,9 @@ def compute_answer(study: Study) -> ComputeAnswer | None:
     table = compute_minima(study.runs.used)
     if table is None:
         return None
-    found = estimates_of(table.rows, level=study.crossings.level)
-    crossings = found.crossings.items
-    reading = read_curves(table.rows, found.curves, crossings, found.crossings.quantile)
+    estimates = estimates_of(table.rows, level=study.crossings.level)
+    crossings = estimates.crossings.items
+    reading = read_curves(table.rows, estimates.curves, crossings, estimates.crossings.quantile)
     budgets = sorted({float(compute) for compute in table.rows["params"]})
     reasons = tuple(f"{layers(depth)}: {reason}" for (depth, _), reason in table.left_out.items())
     lowest = tuple(LowestLoss(*key, *value) for key, value in table.lowest.items())

@@ -12,12 +12,15 @@ seeds and data order make the true error smaller.
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from analysis.curves.noise import Floats
 from analysis.intervals import Interval, ends_of, interval_of, params_interval
 from analysis.law.crossings import Crossing, Gap, inverted_test, root
+from analysis.law.reasons import Because, Reason
+from analysis.law.words import texts_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,10 @@ class CrossingShift:
         shift: difference of ln N; None if one of the crossings is missing or outside the sizes measured.
         shift_interval: interval of `shift`; an open end is None. None without any bound or without a noise estimate.
         runs, diverged: runs after the change that were used, and those of the two depths that diverged.
-        reason: why there is no shift.
+        reasons: why there is no shift.
     """
+
+    JSON_PROPERTIES: ClassVar = ("reason",)
 
     shallow: int
     deep: int
@@ -44,7 +49,12 @@ class CrossingShift:
     shift_interval: Interval | None = None
     runs: int = 0
     diverged: int = 0
-    reason: str | None = None
+    reasons: tuple[Because, ...] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """The words of `reasons`."""
+        return texts_of(self.reasons)
 
     @property
     def significant(self) -> bool:
@@ -60,22 +70,25 @@ def shift_by(item: Crossing, gap: Gap, change: float, variance: float, quantile:
     """
     where = math.log(item.params or 1.0)
     after = Gap(gap.x, gap.value + change, gap.covariance + variance)
-    found = CrossingShift(item.shallow, item.deep, item.params, item.status)
+    moved = CrossingShift(item.shallow, item.deep, item.params, item.status)
     if math.isfinite(quantile):
         gain = np.eye(len(gap.x)) - interpolation(gap.x, where)
         since = replace(after, covariance=gain @ gap.covariance @ gain.T + variance)
         low, high = inverted_test(since, quantile)
-        found = replace(
-            found,
+        moved = replace(
+            moved,
             shift_interval=_bounds(low - where, high - where),
             changed_interval=params_interval(inverted_test(after, quantile)),
         )
     place = root(gap.x, after.value)
     if math.isfinite(place):
-        return replace(found, shift=place - where, changed_params=math.exp(place), changed_status="bracketed")
-    side, status = ("below", "left_censored") if place < 0 else ("above", "right_censored")
-    reason = f"the crossing moves {side} the sizes at which both depths were measured"
-    return replace(found, changed_status=status, reason=reason)
+        return replace(moved, shift=place - where, changed_params=math.exp(place), changed_status="bracketed")
+    below = place < 0
+    return replace(
+        moved,
+        changed_status="left_censored" if below else "right_censored",
+        reasons=(Because(Reason.MOVED_BELOW if below else Reason.MOVED_ABOVE),),
+    )
 
 
 def interpolation(x: Floats, where: float) -> Floats:
@@ -83,19 +96,19 @@ def interpolation(x: Floats, where: float) -> Floats:
     return np.array([np.interp(where, x, row) for row in np.eye(len(x))])
 
 
-def shift_between(own: Crossing, other: Crossing) -> CrossingShift:
+def shift_between(first: Crossing, other: Crossing) -> CrossingShift:
     """The shift of one crossing between two independent studies.
 
     Of a crossing outside the sizes measured only bounds are known: the ends are then subtracted, which is wider.
     """
-    (below, above), (low, high) = _log_ends(own.params_interval), _log_ends(other.params_interval)
+    (below, above), (low, high) = _log_ends(first.params_interval), _log_ends(other.params_interval)
     shift, ends = None, (low - above, high - below)
-    if own.params is not None and other.params is not None:
-        x, y = math.log(own.params), math.log(other.params)
+    if first.params is not None and other.params is not None:
+        x, y = math.log(first.params), math.log(other.params)
         shift = y - x
         ends = shift - math.hypot(y - low, above - x), shift + math.hypot(high - y, x - below)
     after = (other.params, other.params_interval, other.status)
-    return CrossingShift(own.shallow, own.deep, own.params, own.status, *after, shift, _bounds(*ends))
+    return CrossingShift(first.shallow, first.deep, first.params, first.status, *after, shift, _bounds(*ends))
 
 
 def _log_ends(interval: Interval | None) -> tuple[float, float]:
@@ -106,5 +119,5 @@ def _log_ends(interval: Interval | None) -> tuple[float, float]:
 
 def _bounds(low: float, high: float) -> Interval | None:
     """An interval whose infinite ends are None; None without any bound."""
-    found = interval_of(low, high)
-    return None if found == (None, None) else found
+    interval = interval_of(low, high)
+    return None if interval == (None, None) else interval

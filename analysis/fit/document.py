@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
+from analysis.curves.curves import CurvesSummary
+from analysis.curves.noise import NoiseSummary
 from analysis.curves.unusual_runs import UnusualRun
 from analysis.fit.answer import NextDepth, compute_sentences, next_depth, short_answer
 from analysis.fit.compute import ComputeAnswer, NextSizes, compute_answer, next_sizes
@@ -16,6 +18,7 @@ from analysis.law.decision import GapLaws
 from analysis.law.near_optimal import WITHIN
 from analysis.law.prediction import predict
 from analysis.law.reading import AtSize, Reading
+from analysis.law.reasons import Because, Reason
 from analysis.law.shape import Shape, check_size
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.bytes import common_bytes, needed_bytes
@@ -23,13 +26,14 @@ from analysis.runs.epochs import Epochs, epochs_of
 from analysis.runs.table import RunTable, why_not
 from analysis.runs.tokens import TokenRule
 from analysis.threads import single_threaded
-from analysis.units import UNITS, LossUnit, UnitName, UnitOption, losses_at, times
+from analysis.units import UNITS, LossUnit, UnitName, UnitOption, times
 from core.errors import InputError
 from core.files import from_json, to_json
 
 _NAME = "fit file (`interplay fit RUNS --json` writes one)"
 #: Defaults of an alternative whose file has only the form.
-_UNKNOWN_LAW = {"status": "insufficient", "reason": "not in the file", "level": 0.95}
+_NOT_IN_FILE = (Because(Reason.NOT_IN_FILE),)
+_UNKNOWN_LAW = {"status": "insufficient", "reasons": _NOT_IN_FILE, "level": 0.95}
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Fit:
         reading: which depth is best at each measured size; needs no law.
         best: the same at each budget.
         compute: the best depth, size and tokens at each compute; None without several budgets of compute.
-        noise, curves: the seed noise and the curves, see `Noise.summary` and `Curves.summary`.
+        noise, curves: the seed noise and the curves, in numbers.
         tokens: which training tokens were compared.
         epochs: how often training read its data; None if no row has it.
         diverged: shapes with diverged runs: depth, width, params, diverged, of.
@@ -79,10 +83,8 @@ class Fit:
     reading: Reading = field(default_factory=Reading)
     best: tuple[AtSize, ...] = ()
     compute: ComputeAnswer | None = None
-    noise: dict[str, Any] = field(default_factory=dict, metadata=losses_at("sd", "loss"))
-    curves: dict[str, Any] = field(
-        default_factory=dict, metadata=losses_at("smooth_misfit", "misfit", "rms_residual")
-    )
+    noise: NoiseSummary = field(default_factory=NoiseSummary)
+    curves: CurvesSummary = field(default_factory=CurvesSummary)
     diverged: tuple[dict[str, Any], ...] = ()
     count: str = "nonembedding"
     epochs: Epochs | None = None
@@ -138,9 +140,10 @@ class Fit:
         """The shape by the threshold law alone, for a file that has no other."""
         check_size(params)
         depth, law = self.law.best_depth(params), self.law
-        reason = law.why_not(params)
+        reasons: tuple[Because, ...] = ()
         if depth is None or 12 * depth > params:
-            depth, reason = None, reason or "the law gives no finite depth with a width of one or more"
+            falls = law.b is not None and law.b <= 0
+            depth, reasons = None, (Because(Reason.WIDTH_FALLS if falls else Reason.NO_FINITE_DEPTH),)
         return Shape(
             params,
             depth,
@@ -148,7 +151,7 @@ class Fit:
             self.level,
             "none" if depth is None else "law",
             "the threshold law of the file",
-            reason=reason,
+            reasons=reasons,
             extrapolated=depth is None or law.extrapolates(depth),
         )
 
@@ -171,22 +174,22 @@ class Fit:
                 f"This is not a {_NAME}: `crossings`, `law`, `alternatives` and `rows` are needed."
             )
         try:
-            known = {name: item for name, item in value.items() if item is not None}
-            alternatives = [dict(item) for item in known.pop("alternatives")]
-            none = {"laws": (), "params_range": None, "depths": (), "loss": None, "reason": "not in the file"}
+            given = {name: item for name, item in value.items() if item is not None}
+            alternatives = [dict(item) for item in given.pop("alternatives")]
+            none = {"laws": (), "params_range": None, "depths": (), "loss": None, "reasons": _NOT_IN_FILE}
             document = {
                 "tokens": {"rule": "unknown", "compared": None, "levels": (), "sentence": ""},
-                "level": known["law"]["level"],
+                "level": given["law"]["level"],
                 "gap_laws": none,
-                **known,
-                **known.pop("rows"),
+                **given,
+                **given.pop("rows"),
                 "alternatives": [_UNKNOWN_LAW | item for item in alternatives],
             }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"This is not a {_NAME}: {type(error).__name__} at {error}.") from error
-        found = from_json(cls, document, _NAME)
+        read = from_json(cls, document, _NAME)
         try:
-            return times(found, 1 / found.loss_unit.per_nat)
+            return times(read, 1 / read.loss_unit.per_nat)
         except ValueError as error:
             raise InputError(f"This is not a {_NAME}: {error}.") from error
 
@@ -217,7 +220,7 @@ def fit_of(study: Study, unit: UnitOption = "nats") -> Fit:
         common_bytes(study.entered) if unit == "nats" else needed_bytes(study.entered, study.runs.source)
     )
     stated = LossUnit.of(UNITS[unit], per_token)
-    comparison, curves, found = study.comparison, study.curves, study.crossings
+    comparison, curves, crossings = study.comparison, study.curves, study.crossings
     law, *alternatives = study.laws
     epochs, compute = epochs_of(study.rows), compute_answer(study)
     by_compute = comparison.tokens.rule == "compute"
@@ -242,7 +245,7 @@ def fit_of(study: Study, unit: UnitOption = "nats") -> Fit:
         unusual=study.unusual,
         answer_without=_answer_without(study),
         warnings=(*study.runs.notes, *comparison.warnings, *repeated, *_warnings(study, stated)),
-        level=found.level,
+        level=crossings.level,
         learning_rate=study.learning_rate,
         next_depth=next_depth(study.rows, compute.best if by_compute and compute else study.best),
         next_sizes=next_sizes(study, compute),
@@ -261,42 +264,42 @@ def _answer_without(study: Study) -> tuple[str, ...]:
 
 def _warnings(study: Study, unit: LossUnit) -> list[str]:
     rows, curves, crossings = study.rows, study.curves, study.crossings.items
-    found = []
+    warnings = []
     source = curves.noise.source
     # The curves of losses that are not comparable state nothing.
     comparable = study.comparison.tokens.comparable
     if source == "residuals" and comparable:
-        found.append(
+        warnings.append(
             "One seed: noise is estimated from residuals. An error common to all sizes of one depth leaves none, so no "
             "interval includes it; more seeds show it."
         )
     elif source == "none" and curves.noise.seeds < 2:
-        found.append(
+        warnings.append(
             "One seed and too few sizes: there is no noise estimate, so no interval, no test and no law."
         )
     elif source == "none":
-        found.append(
+        warnings.append(
             "All seeds of a shape have the same loss, so there is no noise estimate. Check the seed column."
         )
     per_shape = rows.groupby(["depth", "params"])["seed"].nunique()
     if per_shape.nunique() > 1:
-        found.append(f"Shapes have between {per_shape.min()} and {per_shape.max()} seeds.")
+        warnings.append(f"Shapes have between {per_shape.min()} and {per_shape.max()} seeds.")
     if comparable and curves.misfit_p is not None and curves.misfit_p < 0.01:
-        found.append(
+        warnings.append(
             f"The losses deviate from power laws by {unit.per_nat * curves.misfit_rms:.2g} {unit.short} beyond the "
             "seed noise "
             f"(p = {curves.misfit_p:.1g}); the intervals include this misfit."
         )
     turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.non_monotone]
     if turned:
-        found.append(
+        warnings.append(
             f"At the largest sizes the lead of the deeper model shrinks again, or its loss rises ({', '.join(turned)} "
             "layers). Deep models may be trained too little there: do not project from these crossings."
         )
     lost = sorted({item for crossing in crossings for item in crossing.diverged})
     if lost:
         shapes = ", ".join(f"{depth} layers at N = {params:,.0f}" for depth, params, _ in lost[:5])
-        found.append(
+        warnings.append(
             f"Every row of {shapes}{' and others' if len(lost) > 5 else ''} diverged; these shapes count as worse."
         )
-    return found
+    return warnings

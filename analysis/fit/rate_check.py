@@ -16,6 +16,7 @@ interval at the study's own rates and the one at the best rates.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,8 @@ from analysis.curves.noise import Floats
 from analysis.fit.crossing_shift import CrossingShift, interpolation, shift_by
 from analysis.intervals import hull
 from analysis.law.crossings import Crossing, Crossings, Gap
+from analysis.law.reasons import Because, Reason
+from analysis.law.words import texts_of
 from analysis.runs.comparison import Comparison
 from analysis.runs.learning_rates import bracketed_minimum
 from analysis.runs.table import RunTable, why_not
@@ -38,8 +41,6 @@ INDEPENDENT = 2.0
 #: Standard errors by which a rate at the end of those tried must be better for the best one to lie beyond it: by chance
 #: in 4 % of the checks of eight shapes whose loss does not depend on the rate.
 BEYOND = 2.6
-NONE = "no three rates bracket the best one"
-OUTSIDE = "at the best learning rates the crossing may lie outside the sizes measured"
 #: How to check a table of runs that has no study spec.
 HOW = (
     "train the shapes next to each crossing again at half and at double their learning rate, and add them as rows "
@@ -53,13 +54,20 @@ class PairCheck:
 
     Attributes:
         shift: of the crossing from the study's own rates to the best ones; None without sensitivity runs.
-        reason: why the learning rate is not checked; None if it is.
+        reasons: why the learning rate is not checked; none if it is.
     """
+
+    JSON_PROPERTIES: ClassVar = ("reason",)
 
     shallow: int
     deep: int
     shift: CrossingShift | None = None
-    reason: str | None = None
+    reasons: tuple[Because, ...] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """The words of `reasons`."""
+        return texts_of(self.reasons)
 
 
 @dataclass(frozen=True)
@@ -82,12 +90,12 @@ class RateCheck:
     @property
     def checked(self) -> bool:
         """Whether the check of no pair is missing."""
-        return all(pair.reason is None for pair in self.pairs)
+        return all(not pair.reasons for pair in self.pairs)
 
     @property
     def sentence(self) -> str:
         """The state of the check, and what the missing part of it takes."""
-        missing = [pair for pair in self.pairs if pair.reason]
+        missing = [pair for pair in self.pairs if pair.reasons]
         if not missing:
             shifted = any(pair.shift for pair in self.pairs)
             words = "; the intervals of crossings include the shift to the best rates" if shifted else ""
@@ -141,18 +149,17 @@ def check_rates(
             continue
         near = near_crossing(main.rows, item)
         shapes = set(zip(near["depth"], near["params"], strict=True))
-        pair = PairCheck(item.shallow, item.deep, reason=None if shapes <= main.bracketed else NONE)
-        if pair.reason and best and gap and item.params is not None:
+        unchecked = () if shapes <= main.bracketed else (Because(Reason.NO_RATES),)
+        pair = PairCheck(item.shallow, item.deep, reasons=unchecked)
+        if pair.reasons and best and gap and item.params is not None:
             tried = near_crossing(best.groups, item)
             if tried["depth"].nunique() == 2:
                 shift = _shift_to_best(item, gap, best, curves, crossings.level)
-                beyond = [str(depth) for depth in tried.loc[~tried["bracketed"], "depth"].unique()]
-                words = (
-                    f"the best rate at depth {listed(beyond)} may lie beyond those tried" if beyond else None
-                )
-                pair = replace(pair, shift=shift, reason=words)
+                beyond = tuple(int(depth) for depth in tried.loc[~tried["bracketed"], "depth"].unique())
+                reasons = (Because(Reason.RATE_BEYOND, beyond),) if beyond else ()
+                pair = replace(pair, shift=shift, reasons=reasons)
         pairs.append(pair)
-        missing |= set(near.index) if pair.reason else set()
+        missing |= set(near.index) if pair.reasons else set()
     return RateCheck(tuple(pairs), 2 * len(missing)) if pairs else None
 
 
@@ -170,15 +177,15 @@ def near_crossing(rows: pd.DataFrame, item: Crossing) -> pd.DataFrame:
 def widened(crossings: Sequence[Crossing], check: RateCheck | None) -> tuple[Crossing, ...]:
     """Crossings whose intervals hold the crossing at the best rates too, where sensitivity runs have measured it."""
     shifts = {(pair.shallow, pair.deep): pair.shift for pair in (check.pairs if check else ())}
-    found = []
+    stated = []
     for item in crossings:
         shift = shifts.get((item.shallow, item.deep))
         if shift and shift.changed_interval and item.params_interval:
             item = replace(item, params_interval=hull([item.params_interval, shift.changed_interval]))
             if item.status == "bracketed" and None in (item.params_interval or ()):
-                item = replace(item, status="ambiguous", reason=OUTSIDE)
-        found.append(item)
-    return tuple(found)
+                item = replace(item, status="ambiguous", reasons=(Because(Reason.BEST_RATES_OUTSIDE),))
+        stated.append(item)
+    return tuple(stated)
 
 
 def pair_runs(again: RunTable, rows: pd.DataFrame, curves: Curves) -> PairedRuns:
@@ -201,8 +208,8 @@ def pair_runs(again: RunTable, rows: pd.DataFrame, curves: Curves) -> PairedRuns
 def _joined(part: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Sensitivity runs with depth, params, seed, factor (of the rate), base (loss in the study) and change."""
     run = ["depth", "params", "seed"]
-    own = rows[[*run, "lr"]].assign(base=rows["loss"])
-    both = part[[*run, "lr", "tokens", "loss"]].merge(own, on=run, suffixes=("", "_own"))
+    study_runs = rows[[*run, "lr"]].assign(base=rows["loss"])
+    both = part[[*run, "lr", "tokens", "loss"]].merge(study_runs, on=run, suffixes=("", "_own"))
     factor = (both["lr"] / both["lr_own"]).map(lambda value: float(f"{value:.6g}"))
     both = both.assign(factor=factor, change=both["loss"] - both["base"])
     both = both[np.isfinite(factor) & (factor > 0) & (factor != 1)]
@@ -221,25 +228,25 @@ def _shift_to_best(item: Crossing, gap: Gap, best: PairedRuns, curves: Curves, l
         variance += float(weight**2 @ part["variance"])
         runs += int(part.loc[weight > 0, "count"].sum())
     quantile = float(student.ppf((1 + level) / 2, min(best.dof, curves.dof)))
-    found = shift_by(item, gap, change, variance, quantile if curves.noise.known else math.nan)
-    return replace(found, runs=runs, diverged=int(best.lost["depth"].isin((item.shallow, item.deep)).sum()))
+    moved = shift_by(item, gap, change, variance, quantile if curves.noise.known else math.nan)
+    return replace(moved, runs=runs, diverged=int(best.lost["depth"].isin((item.shallow, item.deep)).sum()))
 
 
-def _best_rates(paired: PairedRuns, known: bool) -> PairedRuns:
+def _best_rates(paired: PairedRuns, noise_known: bool) -> PairedRuns:
     """One row per shape for the change to its best rate, with `bracketed`: whether the rates bracket that rate.
 
-    `known` is whether there is a noise estimate.
+    `noise_known` is whether there is a noise estimate.
     """
     shape, lines = ["depth", "params"], []
     lost = {at: np.log(part["factor"].to_numpy(dtype=float)) for at, part in paired.lost.groupby(shape)}
     for at, part in paired.groups.groupby(shape):
-        best = _best_rate(part, lost.get(at, np.empty(0)), known)
+        best = _best_rate(part, lost.get(at, np.empty(0)), noise_known)
         lines.append((*at, part["x"].iloc[0], part["count"].sum(), *best))
     columns = [*shape, "x", "count", "change", "variance", "bracketed"]
     return replace(paired, groups=pd.DataFrame(lines, columns=columns))
 
 
-def _best_rate(part: pd.DataFrame, diverged: Floats, known: bool) -> tuple[float, float, bool]:
+def _best_rate(part: pd.DataFrame, diverged: Floats, noise_known: bool) -> tuple[float, float, bool]:
     """Change of the mean loss of a shape at its best rate, its variance, and whether the rates bracket that rate.
 
     `part` has a row of `PairedRuns.groups` per factor; `diverged` are ln of the factors at which runs diverged.
@@ -250,7 +257,7 @@ def _best_rate(part: pd.DataFrame, diverged: Floats, known: bool) -> tuple[float
     x, sd, lowest = np.log(factor), np.sqrt(variance), int(np.argmin(y))
     tried = np.concatenate([x, diverged])
     bracketed = bool(tried.min() < x[lowest] < tried.max())
-    if known and tried.min() < 0 < tried.max():
+    if noise_known and tried.min() < 0 < tried.max():
         # A rate at the end that is better within the noise gives no reason to look beyond it.
         bracketed |= bool(y[lowest] + BEYOND * sd[lowest] > 0)
     weights = np.eye(len(x))[lowest]

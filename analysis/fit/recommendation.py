@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.law.near_optimal import Within, nats_of
+from analysis.law.reasons import Because, Reason
 from analysis.law.shape import NearOptimal, Shape
 from core.command_line import option
 from core.errors import InputError
-from core.numbers import digits, human, layers, listed
+from core.numbers import human
 
 if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
@@ -91,8 +92,10 @@ def recommended(result: "Fit", params: float, within: Within = None) -> Shape:
             decided = result.predict(params, math.inf)
             if decided.source == "law":
                 assert decided.near_optimal is not None
-                more = f"more than the {digits(nats * result.loss_unit.per_nat)} of {option('within')}"
-                shape = replace(decided, near_optimal=replace(decided.near_optimal, within=nats), reason=more)
+                more = Because(Reason.MORE_THAN_WITHIN, (nats * result.loss_unit.per_nat,))
+                shape = replace(
+                    decided, near_optimal=replace(decided.near_optimal, within=nats), reasons=(more,)
+                )
             else:
                 sizes = reading.params
                 at = at or reading.at(
@@ -106,13 +109,11 @@ def recommended(result: "Fit", params: float, within: Within = None) -> Shape:
 
 def _measured(at: "AtSize", params: float, within: float) -> Shape:
     """The best of the measured depths of a size, which is that of N or the nearest to it."""
-    rule, reason = "the lowest loss at this size", None
+    rule = "the lowest loss at this size"
+    reasons: tuple[Because, ...] = ()
     if at.missing:
-        depths = listed([layers(depth) for depth in at.missing])
-        rule, reason = (
-            "the lowest loss of the depths measured at this size",
-            f"{depths} are not measured there",
-        )
+        rule = "the lowest loss of the depths measured at this size"
+        reasons = (Because(Reason.NOT_MEASURED, at.missing),)
     elif not math.isclose(at.params, params):
         rule = f"the lowest loss at {human(at.params)}, the nearest size with two depths"
     return Shape(
@@ -122,7 +123,7 @@ def _measured(at: "AtSize", params: float, within: float) -> Shape:
         level=None,
         source="measured",
         law=rule,
-        reason=reason,
+        reasons=reasons,
         measured=at,
         near_optimal=_near(at, within, 0.0),
     )
@@ -130,8 +131,8 @@ def _measured(at: "AtSize", params: float, within: float) -> Shape:
 
 def _near(at: "AtSize", within: float, lost: float | None) -> NearOptimal:
     """The measured depths of a size that lose next to nothing, and what the depth in question loses."""
-    there = at.within(within)
-    return NearOptimal(within, (there[0].depth, there[-1].depth), lost, "the curves there")
+    near = at.within(within)
+    return NearOptimal(within, (near[0].depth, near[-1].depth), lost, "the curves there")
 
 
 def losses_by(result: "Fit", params: float, depth: float | None, within: Within = None) -> NearOptimal | None:

@@ -12,12 +12,13 @@ from analysis.fit.answer import compute_sentences, largest, shape_sentence, use_
 from analysis.fit.document import Fit
 from analysis.fit.measures import TARGETS, MeasureData, Value, label, measure_by_value
 from analysis.intervals import Interval
-from analysis.law.crossings import NEAR_END, NO_NOISE, Crossing
+from analysis.law.crossings import NEAR_END, Crossing
 from analysis.law.decision import deciding_run
 from analysis.law.near_optimal import WITHIN
 from analysis.law.prediction import LAWS_WORDS
+from analysis.law.reasons import Because, Reason, has
 from analysis.law.shape import REACH
-from analysis.law.threshold import TWO_POINTS
+from analysis.law.words import text_of
 from analysis.runs.isoflop import LEAST_BUDGETS, LEAST_DEPTHS, LEAST_SIZES
 from analysis.units import LossUnit, bits_per_byte
 from core.numbers import counted, digits, ends, human, human_range, layers, listed, listed_layers, percent
@@ -55,13 +56,13 @@ def count_phrase(count: str) -> str:
 def noise_sentence(fit: Fit) -> str:
     """The source and the size of the noise estimate."""
     noise = fit.noise
-    if not noise.get("known"):
+    if not noise.known:
         return "There is no noise estimate, so there are no intervals and no tests."
     unit = fit.loss_unit
-    size = f"±{digits(unit.per_nat * noise['sd'])} {unit.short}"
-    if noise.get("source") == "residuals" and not fit.tokens.comparable:
+    size = f"±{digits(unit.per_nat * (noise.sd or 0.0))} {unit.short}"
+    if noise.source == "residuals" and not fit.tokens.comparable:
         return "One seed per shape, and no common training tokens: there is no noise estimate."
-    if noise.get("source") == "residuals":
+    if noise.source == "residuals":
         return f"One seed per shape: the noise ({size}) is estimated from the residuals of the curves."
     return f"The noise of one seed is {size}, pooled over all shapes."
 
@@ -70,7 +71,7 @@ def crossing_sentence(item: Crossing, level: float) -> str:
     """The finding for one pair of depths."""
     deep, shallow = layers(item.deep), layers(item.shallow)
     smallest, largest = (human(end) for end in item.range or (0.0, 0.0))
-    aside = f" ({NO_NOISE})" if item.reason == NO_NOISE else ""
+    aside = f" ({item.reason})" if has(item.reasons, Reason.NO_NOISE) else ""
     match item.status:
         case "bracketed":
             interval = f"{percent(level)}: {human_range(item.params_interval)}"
@@ -98,7 +99,7 @@ def law_sentence(fit: Fit) -> str:
     if law.status == "not_converged":
         return f"{text}, but the fit did not converge ({law.reason}): do not use it."
     if len(law.depths) == 2:
-        return f"{text} ({law.note or TWO_POINTS})."
+        return f"{text} ({law.note or text_of(Because(Reason.TWO_POINTS))})."
     if law.rejected:
         return f"{text}; the crossings reject its form (p = {law.p_value:.1g}): do not use it."
     text += f", slope {percent(law.level)}: {ends(law.b_interval)}"
@@ -179,12 +180,12 @@ def laws_sentence(fit: Fit) -> str:
     if fit.sizes is None or len(_depths(fit)) < DEPTHS_FOR_LAWS:
         return ""
     low, high = (math.log10(end) for end in fit.sizes)
-    found = [fit.predict(10.0**power) for power in range(math.ceil(low), math.floor(high) + 1)]
-    if not found or any(item.depth is None for item in found):
+    shapes = [fit.predict(10.0**power) for power in range(math.ceil(low), math.floor(high) + 1)]
+    if not shapes or any(item.depth is None for item in shapes):
         return ""
     parts = [
         f"{layers(item.depth or 0)} at N ≈ {human(item.params)} ({ends(item.depth_interval)})"
-        for item in found
+        for item in shapes
     ]
     return f"By {LAWS_WORDS} use {listed(parts)}; in brackets the {percent(fit.level)} interval of the best depth."
 
@@ -195,22 +196,22 @@ def beyond_sentence(fit: Fit) -> str:
         return ""
     largest = fit.sizes[1]
     far, near = (fit.predict(factor * largest) for factor in (REACH, BETWEEN))
-    found, times = (near, "three") if far.depth is None and near.depth is not None else (far, "ten")
-    if found.depth is None or found.near_optimal is None:
+    chosen, times = (near, "three") if far.depth is None and near.depth is not None else (far, "ten")
+    if chosen.depth is None or chosen.near_optimal is None:
         where = f"at {human(far.params)} " if far.source == "band" else ""
         text = f"Beyond {human(largest)} parameters no depth is determined: {where}{far.reason}."
         return f"{text} {deciding_sentence(fit, far.params)}".rstrip()
-    costs = loss_words(found.near_optimal.most or 0.0, fit.gap_laws.loss, fit.loss_unit)
+    costs = loss_words(chosen.near_optimal.most or 0.0, fit.gap_laws.loss, fit.loss_unit)
     return (
-        f"At {human(found.params)} parameters, {times} times the largest size: {layers(found.depth)} × {found.width} "
-        f"wide; by {LAWS_WORDS} this loses at most {costs} against the best depth ({ends(found.depth_interval)}, "
-        f"{percent(fit.level)})."
+        f"At {human(chosen.params)} parameters, {times} times the largest size: {layers(chosen.depth)} × "
+        f"{chosen.width} wide; by {LAWS_WORDS} this loses at most {costs} against the best depth "
+        f"({ends(chosen.depth_interval)}, {percent(fit.level)})."
     )
 
 
 def deciding_sentence(fit: Fit, params: float) -> str:
     """The run at the largest size that would tell most about the depth at N = `params`; empty without any."""
-    depths, noise = fit.gap_laws.depths, fit.noise.get("sd")
+    depths, noise = fit.gap_laws.depths, fit.noise.sd
     if fit.sizes is None or len(depths) < 2 or noise is None or fit.predict(params).source != "band":
         return ""
     candidates = [(depth, fit.sizes[1]) for depth in (*depths, round(depths[-1] ** 2 / depths[-2]))]
@@ -252,7 +253,7 @@ TOO_FEW = (
 
 def headlines(fit: Fit) -> list[str]:
     """The answer, most important sentence first."""
-    about = [noise_sentence(fit)] if fit.noise.get("source") == "residuals" else []
+    about = [noise_sentence(fit)] if fit.noise.source == "residuals" else []
     about += [fit.tokens.sentence] if fit.tokens.sentence else []
     before = [
         *filter(None, [used_sentence(fit)]),
@@ -310,9 +311,11 @@ def unusual_sentences(fit: Fit) -> list[str]:
     ]
     if len(fit.unusual) > MAX_UNUSUAL:
         parts.append(f"{len(fit.unusual) - MAX_UNUSUAL} more")
-    one = len(fit.unusual) == 1
-    named = f"{'One run does' if one else f'{len(fit.unusual)} runs do'} not fit the others: {listed(parts)}."
-    return [named, *(f"Without {'it' if one else 'them'}: {line}" for line in fit.answer_without[:1])]
+    single = len(fit.unusual) == 1
+    named = (
+        f"{'One run does' if single else f'{len(fit.unusual)} runs do'} not fit the others: {listed(parts)}."
+    )
+    return [named, *(f"Without {'it' if single else 'them'}: {line}" for line in fit.answer_without[:1])]
 
 
 def used_sentence(fit: Fit) -> str:
@@ -401,15 +404,15 @@ def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
     None if the table has fewer than two difficulties, or the fit was read from a file.
     """
     columns = () if fit.study is None else fit.study.rows.columns
-    found = [match for name in columns if (match := GRADED.fullmatch(str(name)))]
+    matches = [match for name in columns if (match := GRADED.fullmatch(str(name)))]
     tables: list[tuple[Value, pd.DataFrame | None]] = []
-    for match in sorted(found, key=lambda match: int(match[2])):
+    for match in sorted(matches, key=lambda match: int(match[2])):
         rows = _rows_with(fit, match[0])
         # A task has one key of difficulty; a foreign table may have columns of another.
-        if match[1] == found[0][1] and len(rows):
+        if match[1] == matches[0][1] and len(rows):
             tables.append((int(match[2]), rows.assign(accuracy=rows[match[0]])))
     data = measure_by_value(tables, "accuracy", TARGETS["accuracy"]) if len(tables) > 1 else None
-    return None if data is None else (found[0][1], data)
+    return None if data is None else (matches[0][1], data)
 
 
 def _rows_with(fit: Fit, name: str) -> pd.DataFrame:

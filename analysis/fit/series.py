@@ -140,16 +140,16 @@ def shifts_by_value(members: Sequence[Member]) -> tuple[ShiftedStudy, ...]:
     return tuple(study for study in studies if study.pairs)
 
 
-def shifted(own: Fit, other: Fit, base: Value, value: Value) -> ShiftedStudy:
+def shifted(first: Fit, other: Fit, base: Value, value: Value) -> ShiftedStudy:
     """Compare the crossings of two fits of the same level; without the pairs of which nothing is known."""
     theirs = {(item.shallow, item.deep): item for item in other.crossings}
     pairs = [
         shift_between(item, theirs[item.shallow, item.deep])
-        for item in own.crossings
+        for item in first.crossings
         if (item.shallow, item.deep) in theirs
     ]
-    known = tuple(pair for pair in pairs if pair.shift is not None or pair.shift_interval)
-    return ShiftedStudy(base, value, known)
+    bounded = tuple(pair for pair in pairs if pair.shift is not None or pair.shift_interval)
+    return ShiftedStudy(base, value, bounded)
 
 
 def shift_sentence(key: str, studies: Sequence[ShiftedStudy], level: float) -> str:

@@ -19,6 +19,7 @@ from analysis.law.decision import GapLaws
 from analysis.law.gap_fit import fit_gap_laws, points_of
 from analysis.law.prediction import predict
 from analysis.law.reading import AtSize, Reading, best_shapes, read_curves
+from analysis.law.reasons import Because, Reason
 from analysis.law.shape import Shape
 from analysis.law.threshold import fit_laws
 from analysis.law.threshold_law import ThresholdLaw
@@ -27,7 +28,7 @@ from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
 from core.errors import InputError
 
-NOT_COMPARABLE = "the depths have different training tokens at similar N"
+NOT_COMPARABLE = Because(Reason.DIFFERENT_TOKENS)
 #: (depth, N, runs) of shapes whose runs all diverged.
 Lost = tuple[tuple[int, float, int], ...]
 
@@ -56,8 +57,8 @@ class Estimates:
     @cached_property
     def gap_laws(self) -> GapLaws:
         """Laws of the gaps between the depths, for sizes beyond the measured ones."""
-        found = fit_gap_laws(points_of(self.curves, self.curves.misfit_sd))
-        return with_crossing_laws(found, self.laws, self.crossings)
+        of_losses = fit_gap_laws(points_of(self.curves, self.curves.misfit_sd))
+        return with_crossing_laws(of_losses, self.laws, self.crossings)
 
     def predict(self, params: float) -> Shape:
         """The depth of least expected loss at N = `params` with the interval of the best one, whatever it may lose."""
@@ -91,7 +92,7 @@ class Study(Estimates):
         """Laws of the gaps between the depths; none if no two depths can be compared."""
         if self.comparison.tokens.comparable:
             return super().gap_laws
-        return GapLaws((), None, tuple(self.curves.depths), None, NOT_COMPARABLE)
+        return GapLaws((), None, tuple(self.curves.depths), None, (NOT_COMPARABLE,))
 
     @cached_property
     def learning_rate(self) -> RateCheck | None:
@@ -125,12 +126,12 @@ class Study(Estimates):
     def without_unusual(self) -> "Study":
         """The study without its unusual runs."""
         rows = self.rows.drop(index=[run.row for run in self.unusual])
-        found = estimates_of(rows, level=self.crossings.level, diverged=_lost(self.comparison.diverged))
-        return replace(self, rows=rows, curves=found.curves, crossings=found.crossings)
+        estimates = estimates_of(rows, level=self.crossings.level, diverged=_lost(self.comparison.diverged))
+        return replace(self, rows=rows, curves=estimates.curves, crossings=estimates.crossings)
 
 
 def estimates_of(
-    rows: pd.DataFrame, *, level: float = 0.95, diverged: Lost = (), not_comparable: str | None = None
+    rows: pd.DataFrame, *, level: float = 0.95, diverged: Lost = (), not_comparable: Because | None = None
 ) -> Estimates:
     """The estimates of losses at equal tokens, one row per depth, params and seed, as of a simulated study.
 
@@ -162,11 +163,11 @@ def study_of(runs: RunTable, *, level: float = 0.95, tokens: float | None = None
     rule = comparison.tokens
     apart = None if rule.comparable else NOT_COMPARABLE
     lost = _lost(comparison.diverged)
-    found = estimates_of(comparison.rows, level=level, diverged=lost, not_comparable=apart)
+    estimates = estimates_of(comparison.rows, level=level, diverged=lost, not_comparable=apart)
     return Study(
-        found.rows,
-        found.curves,
-        found.crossings,
+        estimates.rows,
+        estimates.curves,
+        estimates.crossings,
         rule.no_extrapolation,
         runs,
         again,

@@ -65,7 +65,7 @@ def with_crossing_laws(gap_laws: GapLaws, laws: Sequence[ThresholdLaw], crossing
         for law in kept
     )
     others = tuple(replace(law, weight=law.weight * (1 - share)) for law in gap_laws.laws)
-    return replace(gap_laws, laws=(*others, *drawn), reason=None)
+    return replace(gap_laws, laws=(*others, *drawn), reasons=())
 
 
 def _misfit(law: ThresholdLaw) -> float:

@@ -11,7 +11,7 @@ unbounded. Statuses:
   lower end;
 - `right_censored`: the deep model is better at no size measured, significantly at both ends; the interval has no upper
   end;
-- `ambiguous`: anything between, with a `reason`; a point estimate is kept if there is one;
+- `ambiguous`: anything between, with `reasons`; a point estimate is kept if there is one;
 - `insufficient`: fewer than two sizes for a depth, no common range, or losses at different training tokens.
 
 Two sizes of a depth cannot show how its curve bends. A sign change is then `ambiguous` without a point estimate, its
@@ -19,7 +19,7 @@ interval reaches from size to size, and the pair is not used for the law: such i
 held the crossing in 0 to 42 % of simulated studies.
 
 Without a noise estimate there is no test and no interval: a sign change is then `ambiguous`, and a constant sign is
-`left_censored` or `right_censored` by the sign alone, always with the reason "no noise estimate".
+`left_censored` or `right_censored` by the sign alone, always with the reason `NO_NOISE`.
 """
 
 import itertools
@@ -27,7 +27,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.stats import t as student
@@ -35,10 +35,11 @@ from scipy.stats import t as student
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.intervals import Interval, between, params_interval, params_of, width_of
+from analysis.law.reasons import Because, Reason, has
+from analysis.law.words import texts_of
 from analysis.units import LOSS
-from core.numbers import counted
 
-Status = Literal["bracketed", "left_censored", "right_censored", "ambiguous", "insufficient"]
+CrossingStatus = Literal["bracketed", "left_censored", "right_censored", "ambiguous", "insufficient"]
 
 #: Fewest sizes of a depth for a crossing between them.
 LEAST_SIZES = 3
@@ -47,14 +48,13 @@ NEAR_END = 0.1
 #: Factor on the quantile for a fall of the gap from its maximum, whose place is chosen by the data.
 TURNED = 1.2
 
-NO_NOISE = "no noise estimate"
-
 
 @dataclass(frozen=True)
 class Crossing:
     """The crossing of two neighbouring depths.
 
     Attributes:
+        reasons: why the status is not `bracketed`; a crossing read from a file may have none.
         params, params_interval: N at the crossing; an end is None if it lies outside the sizes measured.
         range: smallest and largest N measured for both depths.
         gap_ends: nats at the ends of the range.
@@ -64,10 +64,12 @@ class Crossing:
             rises. The deep model may be trained too little there, so nothing should be projected from the crossing.
     """
 
+    JSON_PROPERTIES: ClassVar = ("reason",)
+
     shallow: int
     deep: int
-    status: Status
-    reason: str | None = None
+    status: CrossingStatus
+    reasons: tuple[Because, ...] = ()
     params: float | None = None
     params_interval: Interval | None = None
     range: tuple[float, float] | None = None
@@ -75,6 +77,11 @@ class Crossing:
     diverged: tuple[tuple[int, float, int], ...] = ()
     contradicted: bool = False
     non_monotone: bool = False
+
+    @property
+    def reason(self) -> str | None:
+        """The words of `reasons`."""
+        return texts_of(self.reasons)
 
     @property
     def middle(self) -> float:
@@ -85,7 +92,7 @@ class Crossing:
     def settled(self) -> bool:
         """Whether the runs decide between the two depths: a crossing, or a lead beyond the noise at all sizes."""
         censored = self.status in ("left_censored", "right_censored")
-        return self.status == "bracketed" or (censored and self.reason != NO_NOISE)
+        return self.status == "bracketed" or (censored and not has(self.reasons, Reason.NO_NOISE))
 
     @property
     def width(self) -> float | None:
@@ -143,9 +150,9 @@ def gap_of(curves: Curves, shallow: int, deep: int) -> Gap | None:
 def _gaps(curves: Curves, pairs: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
     """The values of the gaps inside the common range of each pair, one pair after the other, and their covariance."""
     places = [[curves.index(depth)[curves.inside(*pair)] for depth in pair] for pair in pairs]
-    one, two = np.hstack([np.empty((2, 0), dtype=np.int64), *places])
-    values, part = curves.values.ravel(), curves.covariance[one] - curves.covariance[two]
-    return values[one] - values[two], part[:, one] - part[:, two]
+    of_shallow, of_deep = np.hstack([np.empty((2, 0), dtype=np.int64), *places])
+    values, part = curves.values.ravel(), curves.covariance[of_shallow] - curves.covariance[of_deep]
+    return values[of_shallow] - values[of_deep], part[:, of_shallow] - part[:, of_deep]
 
 
 def root(x: Floats, gap: Floats) -> float:
@@ -190,7 +197,7 @@ def find_crossings(
     *,
     level: float = 0.95,
     diverged: tuple[tuple[int, float, int], ...] = (),
-    not_comparable: str | None = None,
+    not_comparable: Because | None = None,
 ) -> Crossings:
     """Find the crossing of each two neighbouring depths.
 
@@ -206,17 +213,16 @@ def find_crossings(
     kept = []
     for shallow, deep in itertools.pairwise(curves.depths):
         if not_comparable:
-            items.append(Crossing(shallow, deep, "insufficient", not_comparable))
+            items.append(Crossing(shallow, deep, "insufficient", (not_comparable,)))
             gaps.append(None)
             continue
         gap = gap_of(curves, shallow, deep)
         sizes, fewest = min((curves.sizes(depth), depth) for depth in (shallow, deep))
-        few = f"depth {fewest} has only {counted(sizes, 'size')}"
         if gap is None:
-            reason = f"{few}; a curve needs two" if sizes < 2 else "the two depths have no common range of N"
-            items.append(Crossing(shallow, deep, "insufficient", reason))
+            reason = Because(Reason.ONE_SIZE, (fewest,)) if sizes < 2 else Because(Reason.NO_COMMON_RANGE)
+            items.append(Crossing(shallow, deep, "insufficient", (reason,)))
         elif sizes < LEAST_SIZES:
-            few += f", and a crossing needs {LEAST_SIZES}, because two do not show how a curve bends"
+            few = Because(Reason.TWO_SIZES, (fewest, sizes, LEAST_SIZES))
             items.append(_crossing(curves, shallow, deep, gap, quantile, diverged, few))
             gap = None
         else:
@@ -233,14 +239,14 @@ def _crossing(
     gap: Gap,
     quantile: float,
     diverged: tuple[tuple[int, float, int], ...],
-    few: str = "",
+    few: Because | None = None,
 ) -> Crossing:
     """The crossing of a pair from its gap; `few` is why the pair can have no crossing between its sizes."""
     where = root(gap.x, gap.value)
     params, ends = params_of(where), inverted_test(gap, quantile) if math.isfinite(quantile) else None
-    status, reason = _verdict(gap, ends, quantile)
+    status, reasons = _verdict(gap, ends, quantile)
     if few and (status in ("bracketed", "ambiguous") or not _measured_at_ends(curves, shallow, deep)):
-        status, reason, params = "ambiguous", few, None
+        status, reasons, params = "ambiguous", (few,), None
         if ends is not None:
             edges = zip(ends, gap.x[[0, -1]].tolist(), strict=True)
             low, high = (end if math.isinf(end) else edge for end, edge in edges)
@@ -248,12 +254,12 @@ def _crossing(
     lost = tuple(item for item in diverged if item[0] in (shallow, deep))
     against = _against(where, shallow, deep, lost)
     if against and status != "ambiguous":
-        status, reason = "ambiguous", against
+        status, reasons = "ambiguous", (against,)
     return Crossing(
         shallow,
         deep,
         status,
-        reason,
+        reasons,
         params,
         params_interval(ends),
         range=(math.exp(gap.x[0]), math.exp(gap.x[-1])),
@@ -272,7 +278,7 @@ def _measured_at_ends(curves: Curves, shallow: int, deep: int) -> bool:
     ranges = [curves.range(depth) for depth in (shallow, deep)]
     low, high = max(first for first, _ in ranges), min(last for _, last in ranges)
     sizes = [curves.x[curves.at(depth)] for depth in (shallow, deep)]
-    return all(float(np.abs(own - end).min()) <= NEAR_END for own in sizes for end in (low, high))
+    return all(float(np.abs(measured - end).min()) <= NEAR_END for measured in sizes for end in (low, high))
 
 
 def _non_monotone(curves: Curves, deep: int, gap: Gap, quantile: float) -> bool:
@@ -290,52 +296,52 @@ def _non_monotone(curves: Curves, deep: int, gap: Gap, quantile: float) -> bool:
     leads = gap.value[top] > quantile * gap.se[top] and exceeds(gap.value, gap.covariance, top, 0, 1.0)
     if leads and exceeds(gap.value, gap.covariance, top, -1, TURNED):
         return True
-    own = curves.index(deep)[curves.inside(deep)]
-    loss, covariance = curves.values.ravel()[own], curves.covariance[np.ix_(own, own)]
+    places = curves.index(deep)[curves.inside(deep)]
+    loss, covariance = curves.values.ravel()[places], curves.covariance[np.ix_(places, places)]
     return exceeds(-loss, covariance, int(np.argmin(loss)), -1, TURNED)
 
 
-def _verdict(gap: Gap, interval: tuple[float, float] | None, quantile: float) -> tuple[Status, str | None]:
-    """Status, and the reason if it is not `bracketed`."""
+def _verdict(
+    gap: Gap, interval: tuple[float, float] | None, quantile: float
+) -> tuple[CrossingStatus, tuple[Because, ...]]:
+    """Status, and the reasons if it is not `bracketed`."""
     positive = gap.value > 0
     changes = np.diff(positive.astype(int))
     deep_wins, none = bool(positive.all()), not changes.any()
     if interval is None:
         if not none:
-            return "ambiguous", NO_NOISE
-        return ("left_censored" if deep_wins else "right_censored"), NO_NOISE
+            return "ambiguous", (Because(Reason.NO_NOISE),)
+        return ("left_censored" if deep_wins else "right_censored"), (Because(Reason.NO_NOISE),)
     if not none and (np.count_nonzero(changes) > 1 or changes.min() < 0):
-        return "ambiguous", "the curves change sign several times, or in the reverse order"
+        return "ambiguous", (Because(Reason.SEVERAL_CHANGES),)
     low, high = interval
     if none:
         if interval == (-math.inf, math.inf):
-            return "ambiguous", "the curves do not cross, but within the noise they might on either side"
-        model, end, edge, size = (
-            ("deep", high, 0, "smallest") if deep_wins else ("shallow", low, -1, "largest")
-        )
-        doubt = f"the {model} model is better everywhere, but not beyond the noise"
+            return "ambiguous", (Because(Reason.MAY_CROSS),)
+        end, edge = (high, 0) if deep_wins else (low, -1)
         if math.isinf(end):
-            return "ambiguous", doubt
+            return "ambiguous", (Because(Reason.DEEP_UNSURE if deep_wins else Reason.SHALLOW_UNSURE),)
         if abs(gap.value[edge]) <= quantile * gap.se[edge]:
-            return "ambiguous", f"{doubt} at the {size} size"
+            unsure = Reason.DEEP_UNSURE_AT_SMALLEST if deep_wins else Reason.SHALLOW_UNSURE_AT_LARGEST
+            return "ambiguous", (Because(unsure),)
         if deep_wins:
-            return "left_censored", "the deep model is better at every size measured"
-        return "right_censored", "the deep model is better at no size measured"
+            return "left_censored", (Because(Reason.DEEP_AHEAD),)
+        return "right_censored", (Because(Reason.DEEP_BEHIND),)
     z = gap.value / gap.se
-    faults = [
-        f"at the {size} common N the {model} model leads by only {lead:.1f} standard errors ({quantile:.1f} are needed)"
-        for end, size, model, lead in ((low, "smallest", "shallow", -z[0]), (high, "largest", "deep", z[-1]))
-        if not math.isfinite(end)
-    ]
+    leads = (
+        (low, Reason.SMALL_LEAD_AT_SMALLEST, -float(z[0])),
+        (high, Reason.SMALL_LEAD_AT_LARGEST, float(z[-1])),
+    )
+    faults = [Because(reason, (lead, quantile)) for end, reason, lead in leads if not math.isfinite(end)]
     open_at = np.abs(z) <= quantile
     if not faults and np.count_nonzero(np.diff(open_at.astype(int)) > 0) + int(open_at[0]) > 1:
-        faults.append("the gap is within the noise in several separate ranges of N")
-    return ("ambiguous", "; ".join(faults)) if faults else ("bracketed", None)
+        faults.append(Because(Reason.SEPARATE_RANGES))
+    return ("ambiguous" if faults else "bracketed"), tuple(faults)
 
 
 def _against(
     where: float, shallow: int, deep: int, diverged: tuple[tuple[int, float, int], ...]
-) -> str | None:
+) -> Because | None:
     """Why diverged shapes contradict a crossing at ln N = `where`, if they do: a model that diverges is worse there.
 
     The deep model must not be worse above the crossing, and the shallow one must not be worse below it.
@@ -343,7 +349,6 @@ def _against(
     for depth, params, runs in diverged:
         x = math.log(params)
         if (depth == deep and x > where) or (depth == shallow and x < where):
-            side = "above" if depth == deep else "below"
-            every = "its only run" if runs == 1 else f"all {runs} runs"
-            return f"depth {depth} diverged at N = {params:,.0f} ({every}), {side} the crossing of the others"
+            side = Reason.DIVERGED_ABOVE if depth == deep else Reason.DIVERGED_BELOW
+            return Because(side, (depth, params, runs))
     return None

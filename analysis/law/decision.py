@@ -18,12 +18,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from analysis.curves.noise import Floats
+from analysis.law.reasons import Because
 from analysis.law.shape import check_size
+from analysis.law.words import texts_of
 from analysis.units import LOSS
 
 GapForm = Literal[
@@ -116,7 +118,7 @@ class GapLaw:
     Attributes:
         form: see the module.
         status: `ok`; `rejected`: its residuals exceed the noise; `insufficient`: it cannot be fitted.
-        reason: of any status but `ok`.
+        reasons: why the status is not `ok`.
         parameters: of least squares. `additive`: c_m, alpha_m, c_l, alpha_l, shift. Valleys: the best depth at the
             smallest and at the largest size, `depth_smallest` and `depth_largest`; k, gamma, bend.
         p_value: of the residuals against the noise (F test); None if that is not known.
@@ -124,13 +126,20 @@ class GapLaw:
         draws: from its posterior, as many as its weight allows: the parameters in the same order.
     """
 
+    JSON_PROPERTIES: ClassVar = ("reason",)
+
     form: GapForm
     status: GapStatus
-    reason: str | None = None
+    reasons: tuple[Because, ...] = ()
     parameters: dict[str, float] = field(default_factory=dict)
     p_value: float | None = None
     weight: float = 0.0
     draws: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """The words of `reasons`."""
+        return texts_of(self.reasons)
 
     def times(self, factor: float) -> "GapLaw":
         """Return the law of losses that are multiplied by a factor."""
@@ -167,14 +176,16 @@ class GapLaws:
         params_range: smallest and largest N of the points; None if there are none.
         depths: that were measured, ascending.
         loss: mean loss of the points of the largest sizes, nats per token, for percentages.
-        reason: why there is no decision at any size, if so.
+        reasons: why there is no decision at any size, if so.
     """
+
+    JSON_PROPERTIES: ClassVar = ("reason",)
 
     laws: tuple[GapLaw, ...]
     params_range: tuple[float, float] | None
     depths: tuple[int, ...]
     loss: float | None = field(metadata=LOSS)
-    reason: str | None = None
+    reasons: tuple[Because, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse laws of a file that cannot decide."""
@@ -186,13 +197,18 @@ class GapLaws:
         if not (ordered and whole and finite) or (rows and self.params_range is None):
             raise ValueError("the gap_laws do not fit together")
 
+    @property
+    def reason(self) -> str | None:
+        """The words of `reasons`."""
+        return texts_of(self.reasons)
+
     @cached_property
     def used(self) -> tuple[GapLaw, ...]:
         """The laws that decide, the one of most weight first."""
         return tuple(sorted((law for law in self.laws if law.draws), key=lambda law: -law.weight))
 
     def decide(self, params: float, level: float = 0.95) -> Decision | None:
-        """The depth of least expected loss at N = `params`; None where no law can decide, see `reason`.
+        """The depth of least expected loss at N = `params`; None where no law can decide, see `reasons`.
 
         No depth is considered whose model would have more layers than width.
 

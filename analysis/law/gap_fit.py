@@ -30,8 +30,8 @@ from analysis.law.decision import (
     frame_of,
     valley,
 )
+from analysis.law.reasons import Because, Reason
 from analysis.law.threshold_law import REJECTED
-from core.numbers import counted
 
 #: Draws of all laws together.
 DRAWS = 480
@@ -92,18 +92,19 @@ class GapPoints:
         root = np.linalg.cholesky(self.covariance)
         return np.asarray(solve_triangular(root, identity, lower=True, check_finite=False))
 
-    def lacking(self) -> str | None:
+    def lacking(self) -> Because | None:
         """Why the points cannot determine a law of the gap."""
         depths, sizes = (len(np.unique(np.round(v, 6))) for v in (np.log(self.depth), self.x))
-        for least, count, what in ((LEAST_DEPTHS, depths, "depth"), (LEAST_SIZES, sizes, "size")):
+        for least, count, reason in (
+            (LEAST_DEPTHS, depths, Reason.FEW_DEPTHS),
+            (LEAST_SIZES, sizes, Reason.FEW_SIZES),
+        ):
             if count < least:
-                return (
-                    f"the laws need {counted(least, what)}, and there {'is' if count == 1 else 'are'} {count}"
-                )
+                return Because(reason, (least, count))
         centred = np.column_stack([self.x - self.x.mean(), np.log(self.depth) - np.log(self.depth).mean()])
         singular = np.linalg.svd(centred / np.linalg.norm(centred, axis=0), compute_uv=False)
         if singular[1] < COLLINEAR * singular[0]:
-            return "depth and size move together, so their effects cannot be separated"
+            return Because(Reason.COLLINEAR)
         return None
 
 
@@ -127,18 +128,21 @@ def fit_gap_laws(points: GapPoints) -> GapLaws:
     depths = tuple(int(depth) for depth in np.unique(points.depth))
     ends = float(points.x.min()), float(points.x.max())
     if reason := points.lacking():
-        lacking = tuple(GapLaw(form, "insufficient", reason) for form in FORMS)
-        return GapLaws(lacking, (math.exp(ends[0]), math.exp(ends[1])), depths, None, reason)
+        lacking = tuple(GapLaw(form, "insufficient", (reason,)) for form in FORMS)
+        return GapLaws(lacking, (math.exp(ends[0]), math.exp(ends[1])), depths, None, (reason,))
     points = points.ordered()
     problem = _Problem.of(points, frame_of(np.array(ends), depths))
     fits = [_fit(form, problem) for form in FORMS]
     scores = np.array([score if law.status == "ok" else -math.inf for law, score, _ in fits])
+    reasons: tuple[Because, ...] = ()
     if np.all(np.isinf(scores)):
-        reason = "; ".join(dict.fromkeys(law.reason or "" for law, _, _ in fits if law.status != "rejected"))
-        if tested := [law.p_value for law, _, _ in fits if law.p_value is not None]:
-            reason = (
-                f"the losses reject every law of the gaps between depths (the largest p is {max(tested):.1g})"
+        reasons = tuple(
+            dict.fromkeys(
+                because for law, _, _ in fits if law.status != "rejected" for because in law.reasons
             )
+        )
+        if tested := [law.p_value for law, _, _ in fits if law.p_value is not None]:
+            reasons = (Because(Reason.ALL_REJECTED, (max(tested),)),)
         weights = np.zeros(len(scores))
     else:
         weights = np.exp(scores - scores.max())
@@ -149,7 +153,7 @@ def fit_gap_laws(points: GapPoints) -> GapLaws:
         draws = _draw(law.form, problem, grid, count) if grid and count else ()
         laws.append(replace(law, weight=float(weight), draws=draws))
     level = float(points.loss[points.x > ends[1] - 0.5].mean())
-    return GapLaws(tuple(laws), (math.exp(ends[0]), math.exp(ends[1])), depths, level, reason)
+    return GapLaws(tuple(laws), (math.exp(ends[0]), math.exp(ends[1])), depths, level, reasons)
 
 
 class _Problem(NamedTuple):
@@ -216,11 +220,11 @@ def _fit(form: GapForm, problem: _Problem) -> tuple[GapLaw, float, _Grid | None]
     parameters = terms + int(np.sum(box[:, 1] > box[:, 0]))
     dof = problem.spare - parameters
     if dof < 1:
-        reason = f"{problem.spare} independent gaps are too few for its {parameters} parameters"
-        return GapLaw(form, "insufficient", reason), -math.inf, None
-    known = points.covariance is not None
+        few = Because(Reason.FEW_GAPS, (problem.spare, parameters))
+        return GapLaw(form, "insufficient", (few,)), -math.inf, None
+    noise_known = points.covariance is not None
     rounding = (1e-12 * float(np.abs(points.loss).max())) ** 2
-    least = 1.0 if known else rounding
+    least = 1.0 if noise_known else rounding
     nodes = _solve(form, _cells(box), problem)
     for _ in range(REFINED):
         low = float(nodes.rss.min())
@@ -232,16 +236,16 @@ def _fit(form: GapForm, problem: _Problem) -> tuple[GapLaw, float, _Grid | None]
     best = int(nodes.rss.argmin())
     rss = float(nodes.rss[best])
     values = _physical(form, nodes.values[[best]], nodes.positive[[best]], problem)[0].tolist()
-    p_value = float(fisher.sf(rss / dof, dof, min(points.noise_dof, 1e9))) if known else None
-    noise_dof = min(points.noise_dof, 1e6) if known else 0.0
+    p_value = float(fisher.sf(rss / dof, dof, min(points.noise_dof, 1e9))) if noise_known else None
+    noise_dof = min(points.noise_dof, 1e6) if noise_known else 0.0
     # Of the best node: the likelihood if the size of the noise is an estimate with `noise_dof`, and the prior; less one
     # per linear parameter. The others are as many in all laws.
     likelihood = -(noise_dof + problem.spare) / 2 * np.log(noise_dof + np.maximum(nodes.rss, rounding))
     score = float(np.max(likelihood + _log_prior(form, nodes.values))) - terms
-    grid = _Grid(nodes, box, max(rss / dof, least), noise_dof if known and rss <= dof else float(dof))
-    law = GapLaw(form, "ok", None, dict(zip(_names(form), values, strict=True)), p_value)
+    grid = _Grid(nodes, box, max(rss / dof, least), noise_dof if noise_known and rss <= dof else float(dof))
+    law = GapLaw(form, "ok", (), dict(zip(_names(form), values, strict=True)), p_value)
     if p_value is not None and p_value < REJECTED:
-        law = replace(law, status="rejected", reason=f"its residuals exceed the noise (p = {p_value:.2g})")
+        law = replace(law, status="rejected", reasons=(Because(Reason.RESIDUALS, (p_value,)),))
     return law, score, grid
 
 

@@ -53,9 +53,10 @@ def near_optimal(
         return inside
 
     lost = math.nan if depth is None else loss(depth) - loss(best)
-    # A depth between the best whole ones may lose less than nothing; the published law counts no depth below three.
-    known = max(0.0, lost) if math.isfinite(lost) else None
-    return NearOptimal(within, (last(1), last(deepest)), known, source)
+    # The loss of a depth that is no whole number may lie below that of the best whole one; it then counts as none.
+    # The loss of a depth below three is infinite by the published law.
+    excess = max(0.0, lost) if math.isfinite(lost) else None
+    return NearOptimal(within, (last(1), last(deepest)), excess, source)
 
 
 def nats_of(within: Within, loss: float | None = None, unit: LossUnit = NATS) -> float:

@@ -2,8 +2,8 @@
 
 The losses are flat about the best depth, so a depth that loses next to nothing can be named where the best depth itself
 is known within a factor of two only. A depth is stated if, by the laws that the data do not reject, it loses at most
-`within` nats per token against the best one at the level of the fit. Else `Shape.depth` is None, and `Shape.reason` has
-the depth of least expected loss and what it can lose.
+`within` nats per token against the best one at the level of the fit. Else `Shape.depth` is None, and `Shape.reasons`
+have the depth of least expected loss and what it can lose.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from analysis.law.crossings import Crossing
 from analysis.law.decision import Decision, GapLaws
 from analysis.law.near_optimal import WITHIN
+from analysis.law.reasons import Because, Reason
 from analysis.law.shape import REACH, NearOptimal, Shape, check_size
 from analysis.units import NATS, LossUnit
-from core.command_line import option
-from core.numbers import digits, human, layers
 
 #: The source of a loss, in words.
 LAWS_WORDS = "the laws that these losses do not reject"
@@ -48,10 +47,10 @@ def predict(
     low, high = laws.params_range or (params, params)
     outside = not low <= params * (1 + 1e-9) or not params <= high * (1 + 1e-9)
     if reason := _silence(laws, crossings, params, refusal if outside else None):
-        return Shape(params, None, (None, None), level, "none", reason=reason, extrapolated=outside)
+        return Shape(params, None, (None, None), level, "none", reasons=(reason,), extrapolated=outside)
     decision = laws.decide(params, level)
     if decision is None:
-        return Shape(params, None, (None, None), level, "none", reason=laws.reason, extrapolated=outside)
+        return Shape(params, None, (None, None), level, "none", reasons=laws.reasons, extrapolated=outside)
     determined = decision.bound <= within
     return Shape(
         params,
@@ -61,7 +60,7 @@ def predict(
         "law" if determined else "band",
         LAWS_WORDS,
         laws=decision.laws,
-        reason=None if determined else undetermined(decision, within, unit),
+        reasons=() if determined else (undetermined(decision, within, unit),),
         extrapolated=outside,
         near_optimal=lost_by(decision, decision.depth, within) if determined else None,
     )
@@ -73,30 +72,27 @@ def lost_by(decision: Decision, depth: float, within: float) -> NearOptimal:
     return NearOptimal(within, decision.near(within), expected, LAWS_WORDS, bound)
 
 
-def undetermined(decision: Decision, within: float, unit: LossUnit) -> str:
+def undetermined(decision: Decision, within: float, unit: LossUnit) -> Because:
     """Why no depth is stated: what the best choice may lose."""
-    return (
-        f"{layers(decision.depth)} have the least expected loss, but may lose "
-        f"{digits(unit.per_nat * decision.bound)} {unit.name} against the best depth, more than the "
-        f"{digits(unit.per_nat * within)} of {option('within')}"
+    return Because(
+        Reason.MAY_LOSE, (decision.depth, unit.per_nat * decision.bound, unit.name, unit.per_nat * within)
     )
 
 
-def _silence(laws: GapLaws, crossings: Sequence[Crossing], params: float, refusal: str | None) -> str | None:
+def _silence(
+    laws: GapLaws, crossings: Sequence[Crossing], params: float, refusal: str | None
+) -> Because | None:
     """Why no law is asked, if so."""
     if refusal:
-        return refusal
+        return Because(Reason.TOKENS_OF_TABLE, (refusal,))
     if laws.params_range and params > REACH * laws.params_range[1] * (1 + 1e-9):
-        return f"N is more than {REACH:g} times the largest size measured, {human(laws.params_range[1])}"
+        return Because(Reason.ABOVE_SIZES, (REACH, laws.params_range[1]))
     if laws.params_range and params < laws.params_range[0] / REACH * (1 - 1e-9):
-        return f"N is less than 1/{REACH:g} of the smallest size measured, {human(laws.params_range[0])}"
+        return Because(Reason.BELOW_SIZES, (REACH, laws.params_range[0]))
     ends = [item.params_interval for item in crossings if item.params_interval]
-    for side, worse in ((0, "deeper"), (1, "shallower")):
+    for side, reason in ((0, Reason.NO_DEEPER_WORSE), (1, Reason.NO_SHALLOWER_WORSE)):
         if ends and all(interval[side] is None for interval in ends):
-            return f"no {worse} model is significantly worse at any size, so nothing bounds the best depth on that side"
+            return Because(reason)
     if turned := [f"{item.shallow} → {item.deep}" for item in crossings if item.non_monotone]:
-        return (
-            "at the largest sizes the lead of the deeper model shrinks again, or its loss rises "
-            f"({', '.join(turned)} layers), so deep models may be trained too little"
-        )
+        return Because(Reason.TURNED, tuple(turned))
     return None

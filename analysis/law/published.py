@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from analysis.intervals import Interval, width_of
+from analysis.law.reasons import Because, Reason
 from analysis.law.shape import REACH, ComputeShape, Shape, Transition, check_size, outside
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw, solve_depth
 from core.command_line import option
 from core.errors import InputError
-from core.numbers import human
 
 Row = tuple[float, float, float, float]
 #: Training FLOPs per parameter and token.
@@ -71,9 +71,6 @@ class AdditiveLaw:
             else:
                 low = middle
         return self.skipped + math.exp(low)
-
-    def why_not(self, params: float) -> None:
-        """There is a best depth at every N."""
 
     def interval(self, params: float, level: float = 0.95) -> Interval:
         """The interval of the best depth, with normal errors of ln(L - skipped): no other depth can be the best."""
@@ -198,8 +195,8 @@ def published_shape(law: PublishedLaw, params: float, level: float = 0.95) -> Sh
     largest = law.params_range[1]
     if params <= REACH * largest * (1 + 1e-9):
         return law.shape(params, level)
-    reason = f"N is more than {REACH:g} times the largest size that the law was fitted on, {human(largest)}"
-    return Shape(params, None, (None, None), None, "none", law.source, reason=reason)
+    reasons = (Because(Reason.ABOVE_FITTED, (REACH, largest)),)
+    return Shape(params, None, (None, None), None, "none", law.source, reasons=reasons)
 
 
 def shape_at_compute(law: PublishedLaw, flops: float) -> ComputeShape:
@@ -247,11 +244,8 @@ def shape_at_compute(law: PublishedLaw, flops: float) -> ComputeShape:
     depth = min(whole, key=lambda item: at(sizes[item], item))
     largest = law.params_range[1]
     if params > REACH * largest:
-        reason = (
-            f"the best N is {human(params)}, more than {REACH:g} times the largest size that the law was fitted on, "
-            f"{human(largest)}"
-        )
-        return ComputeShape(flops, None, None, None, (None, None), "none", law.source, reason, True)
+        reasons = (Because(Reason.BEST_ABOVE_FITTED, (params, REACH, largest)),)
+        return ComputeShape(flops, None, None, None, (None, None), "none", law.source, reasons, True)
     size = math.exp(sizes[depth])
     extrapolated = law.extrapolates(depth) or not law.params_range[0] <= size <= largest
     tokens = flops / (FLOPS_PER_TOKEN * size)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from analysis.intervals import Interval, width_of
+from analysis.law.reasons import Because
+from analysis.law.words import texts_of
 from analysis.units import LOSS, LossUnit, UnitName, times
 from core.errors import InputError
 from core.numbers import digits, human, layers, listed, scientific, short, span
@@ -26,7 +28,7 @@ MOST_SHAPES = 3
 
 #: What a shape rests on: the laws of a study, its lowest measured loss, only the interval of its laws, nothing at this
 #: size, a published law, the least depth by theory.
-Source = Literal["law", "measured", "band", "none", "published", "theory"]
+ShapeSource = Literal["law", "measured", "band", "none", "published", "theory"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Shape:
     """The best shape for N = `params`.
 
     Attributes:
-        depth_exact: the best depth L*, before rounding; None if none is stated, and `reason` is why.
+        depth_exact: the best depth L*, before rounding; None if none is stated, and `reasons` are why.
         depth_interval: of L*; an end is None without a limit. A measured depth has whole depths, and no level.
         level: of the interval.
         source, law: what the shape rests on, and that in words.
@@ -90,16 +92,16 @@ class Shape:
         unit: of its losses.
     """
 
-    JSON_PROPERTIES: ClassVar = ("depth", "width", "width_exact", "width_interval", "unbounded")
+    JSON_PROPERTIES: ClassVar = ("depth", "width", "width_exact", "width_interval", "unbounded", "reason")
 
     params: float
     depth_exact: float | None
     depth_interval: Interval
     level: float | None
-    source: Source
+    source: ShapeSource
     law: str = ""
     laws: tuple[str, ...] = ()
-    reason: str | None = None
+    reasons: tuple[Because, ...] = ()
     extrapolated: bool = False
     measured: "AtSize | None" = None
     near_optimal: NearOptimal | None = None
@@ -111,6 +113,11 @@ class Shape:
     def __repr__(self) -> str:
         shape = "no depth" if self.depth is None else f"{layers(self.depth)} × {self.width} wide"
         return f"<Shape of {short(self.params)} parameters: {shape}, interval {span(self.depth_interval)}>"
+
+    @property
+    def reason(self) -> str | None:
+        """The words of `reasons`."""
+        return texts_of(self.reasons)
 
     @property
     def depth(self) -> int | None:
@@ -185,7 +192,7 @@ class ComputeShape:
 
     Attributes:
         flops: training FLOPs.
-        depth: whole layers; None if none is stated, and `reason` is why.
+        depth: whole layers; None if none is stated, and `reasons` are why.
         params, tokens: N of least loss at this depth, and training tokens; None without a depth.
         depth_interval: of a measured depth as in `Shape`; by a published law that at fixed N = `params`.
         source, law: what the shape rests on, and that in words.
@@ -196,16 +203,16 @@ class ComputeShape:
         width_step, unit: as in `Shape`.
     """
 
-    JSON_PROPERTIES: ClassVar = ("width",)
+    JSON_PROPERTIES: ClassVar = ("width", "reason")
 
     flops: float
     depth: int | None
     params: float | None
     tokens: float | None
     depth_interval: Interval
-    source: Source
+    source: ShapeSource
     law: str
-    reason: str | None = None
+    reasons: tuple[Because, ...] = ()
     extrapolated: bool = False
     loss: float | None = field(default=None, metadata=LOSS)
     near: tuple[int, ...] | None = None
@@ -215,6 +222,11 @@ class ComputeShape:
 
     def __repr__(self) -> str:
         return self.sentence
+
+    @property
+    def reason(self) -> str | None:
+        """The words of `reasons`."""
+        return texts_of(self.reasons)
 
     @property
     def width(self) -> int | None:

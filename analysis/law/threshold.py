@@ -34,9 +34,8 @@ from scipy.stats import t as student
 from analysis.curves.noise import Floats
 from analysis.intervals import Region, range_over
 from analysis.law.crossings import Crossing, Crossings, Gap
+from analysis.law.reasons import Because, Reason
 from analysis.law.threshold_law import LEVINE2020, SLOPE_VARIANCE, Form, ThresholdLaw
-
-TWO_POINTS = "a law through two crossings has no interval, more depths give it one"
 
 #: What ln d is linear in, by form. The root covers what lies between the other two: where ln d rises with sqrt(L), 13 %
 #: of the studies rejected all but one of those two, and its projection was false every time.
@@ -74,11 +73,11 @@ class _Points:
         design = np.column_stack([np.ones_like(self.regressor), self.regressor])
         total = self.covariance + scatter**2 * np.eye(len(self.log_width))
         weighted = np.linalg.solve(total, design).T
-        found = np.linalg.inv(weighted @ design)
-        return np.asarray(found @ weighted @ self.log_width), found
+        law_covariance = np.linalg.inv(weighted @ design)
+        return np.asarray(law_covariance @ weighted @ self.log_width), law_covariance
 
     def residual(self, law: Floats) -> Floats:
-        """Of ln d."""
+        """Ln d of each crossing less that of the law (a, b)."""
         return np.asarray(self.log_width - (law[0] + law[1] * self.regressor))
 
 
@@ -98,21 +97,21 @@ class _Likelihood:
         x = self.offset + 2 * (laws[:, :1] + laws[:, 1:] * self.regressor)
         left, weight, side = np.empty(x.shape, dtype=np.int64), np.empty_like(x), np.empty_like(x)
         for pair, (gap, first) in enumerate(zip(self.gaps, self.first, strict=True)):
-            here = np.clip(x[:, pair], gap.x[0], gap.x[-1])
+            inside = np.clip(x[:, pair], gap.x[0], gap.x[-1])
             # Outside the sizes the deep model must be ahead at the small end, or behind at the large end.
-            side[:, pair] = np.sign(here - x[:, pair])
-            place = np.clip(np.searchsorted(gap.x, here, side="right") - 1, 0, len(gap.x) - 2)
+            side[:, pair] = np.sign(inside - x[:, pair])
+            place = np.clip(np.searchsorted(gap.x, inside, side="right") - 1, 0, len(gap.x) - 2)
             left[:, pair] = first + place
-            weight[:, pair] = (here - gap.x[place]) / (gap.x[place + 1] - gap.x[place])
+            weight[:, pair] = (inside - gap.x[place]) / (gap.x[place + 1] - gap.x[place])
 
         def between(values: Floats) -> Floats:
             return np.asarray(values[left] * (1 - weight) + values[left + 1] * weight)
 
         # Along straight lines between the places, first in the rows and then in the columns of the covariance.
-        one, rest = left[:, :, None], (1 - weight)[:, :, None]
-        other, share = left[:, None, :], weight[:, :, None]
-        near = self.covariance[one, other] * rest + self.covariance[one + 1, other] * share
-        far = self.covariance[one, other + 1] * rest + self.covariance[one + 1, other + 1] * share
+        row, rest = left[:, :, None], (1 - weight)[:, :, None]
+        column, share = left[:, None, :], weight[:, :, None]
+        near = self.covariance[row, column] * rest + self.covariance[row + 1, column] * share
+        far = self.covariance[row, column + 1] * rest + self.covariance[row + 1, column + 1] * share
         matrix = near * rest.swapaxes(1, 2) + far * share.swapaxes(1, 2)
         diagonal = np.einsum("lii->li", matrix)
         diagonal[:] = (diagonal + (2 * scatter * between(self.slope)) ** 2) * (1 + 1e-9) + 1e-24
@@ -131,9 +130,9 @@ def _least_square(gap: Floats, covariance: Floats, side: Floats) -> Floats:
     for _ in range(SWEEPS if len(sided) else 0):
         for pair in np.flatnonzero(side.any(axis=0)):
             rows = sided[side[sided, pair] != 0]
-            own = precision[rows, pair]
+            weights = precision[rows, pair]
             # The value of this rest at which the square is least, given the others; g - s has a bound at g.
-            best = rest[rows, pair] - np.vecdot(own, rest[rows]) / own[:, pair]
+            best = rest[rows, pair] - np.vecdot(weights, rest[rows]) / weights[:, pair]
             bound = gap[rows, pair]
             rest[rows, pair] = np.where(
                 side[rows, pair] > 0, np.minimum(best, bound), np.maximum(best, bound)
@@ -153,13 +152,9 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdLaw:
     pairs = [(item, gap) for item, gap in both if not item.contradicted]
     points = [item for item, _ in pairs if item.params is not None]
     if len(points) < 2 or not math.isfinite(crossings.quantile):
-        reason = "there is no noise estimate, so the errors of the crossings are not known"
-        if len(points) < 2:
-            reason = (
-                "a law needs two crossings of neighbouring depths with an estimate; "
-                f"{len(points)} of {len(crossings.items)} {'has' if len(points) == 1 else 'have'} one"
-            )
-        return ThresholdLaw(form, "insufficient", level, reason=reason, pairs=len(pairs))
+        few = Because(Reason.FEW_CROSSINGS, (len(points), len(crossings.items)))
+        reasons = (few if len(points) < 2 else Because(Reason.NO_ERRORS),)
+        return ThresholdLaw(form, "insufficient", level, reasons=reasons, pairs=len(pairs))
     depth = np.array([item.middle for item, _ in pairs])
     regressor = REGRESSORS[form](depth)
     kept = np.concatenate([np.full(len(gap.x), not item.contradicted) for item, gap in both])
@@ -189,14 +184,14 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdLaw:
         a_interval = b_interval = (None, None)
     raw = line.residual(line.line(0.0)[0])
     square = float(raw @ np.linalg.solve(line.covariance, raw))
-    notes = [] if free else [TWO_POINTS]
+    notes = [] if free else [Because(Reason.TWO_POINTS)]
     if assumed:
-        notes.append(f"scatter about the law assumed at least {PRIOR_SCATTER:.2g} in ln d, as published")
+        notes.append(Because(Reason.ASSUMED_SCATTER, (PRIOR_SCATTER,)))
     lost = [f"{item.shallow} → {item.deep}" for item in crossings.items if item.contradicted]
     if lost:
-        notes.append(f"without {', '.join(lost)}, where a model diverged on the wrong side of the crossing")
+        notes.append(Because(Reason.WITHOUT_DIVERGED, tuple(lost)))
     if not closed:
-        notes.append("the data bound the law on one side only")
+        notes.append(Because(Reason.ONE_SIDED))
     params = [item.params for item in points if item.params is not None]
     (va, cab), (cba, vb) = errors.tolist()
     return ThresholdLaw(
@@ -208,8 +203,8 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdLaw:
         covariance=((va, cab), (cba, vb)),
         a_interval=a_interval,
         b_interval=b_interval,
-        reason=why,
-        note="; ".join(notes) or None,
+        reasons=(Because(Reason.NOT_CONVERGED, (why,)),) if why else (),
+        notes=tuple(notes),
         depths=tuple(item.middle for item in points),
         widths=tuple(np.exp(line.log_width).tolist()),
         pairs=len(pairs),
@@ -237,10 +232,10 @@ def _points(pairs: list[tuple[Crossing, Gap]], covariance: Floats, regressor: Fl
         first += len(gap.x)
     # d ln N = -d gap / slope, and ln d is half of ln N; a flat gap at its own zero leaves the point open.
     scale = 1 / (2 * np.maximum(slopes, 1e-9))
-    found = covariance[np.ix_(index, index)] * np.outer(scale, scale)
-    diagonal = np.diag_indices_from(found)
-    found[diagonal] = found[diagonal] * (1 + 1e-9) + 1e-16
-    return _Points(np.array(places), np.array(log_width), found)
+    total = covariance[np.ix_(index, index)] * np.outer(scale, scale)
+    diagonal = np.diag_indices_from(total)
+    total[diagonal] = total[diagonal] * (1 + 1e-9) + 1e-16
+    return _Points(np.array(places), np.array(log_width), total)
 
 
 def _scatter(points: _Points) -> float:
@@ -272,7 +267,7 @@ def _profile(
     with the covariance.
     """
     root = np.linalg.cholesky(covariance + 1e-15 * np.eye(2))
-    found = minimize(
+    least = minimize(
         lambda move: float(square((start + root @ move)[None])[0]),
         np.zeros(2),
         method="Nelder-Mead",
@@ -283,7 +278,7 @@ def _profile(
             "initial_simplex": [[0, 0], [0.5, 0], [0, 0.5]],
         },
     )
-    best = start + root @ found.x
+    best = start + root @ least.x
     angle = np.linspace(0, 2 * np.pi, RAYS, endpoint=False)
     direction = np.column_stack([np.cos(angle), np.sin(angle)]) @ (root * quantile).T
     limit = float(square(best[None])[0]) + quantile**2
@@ -300,4 +295,4 @@ def _profile(
         low, high = np.where(accepted, middle, low), np.where(accepted, high, middle)
     a, b = (best + low[:, None] * direction).T.tolist()
     region = tuple(zip(a, b, is_open.tolist(), strict=True))
-    return (float(best[0]), float(best[1])), None if found.success else str(found.message), region
+    return (float(best[0]), float(best[1])), None if least.success else str(least.message), region

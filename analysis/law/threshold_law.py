@@ -9,16 +9,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from analysis.intervals import Interval, Region, range_over
+from analysis.law.reasons import Because
 from analysis.law.shape import Shape, Transition, check_size, outside
+from analysis.law.words import texts_of
 from core.errors import InputError
 
 Form = Literal["log-linear", "power", "root"]
-Status = Literal["ok", "open", "not_converged", "insufficient"]
+LawStatus = Literal["ok", "open", "not_converged", "insufficient"]
 Covariance = tuple[tuple[float, float], tuple[float, float]]
 
 #: Points of an ellipse: its extremes are met to (pi / 720)² / 2, that is 1e-5 of the half-width.
@@ -83,10 +85,11 @@ class ThresholdLaw:
         form: `log-linear` is ln d = a + b·L, `root` is ln d = a + b·sqrt(L), `power` is ln d = a + b·ln L.
         status: `ok`; `open`: the data bound a or b on one side only (its interval then has an end None), or there are
             two crossings, which give no interval;
-            `not_converged`: the optimiser failed, with its message as the `reason`; `insufficient`: nothing to fit.
+            `not_converged`: the optimiser failed, with its message among the `reasons`; `insufficient`: nothing to fit.
         covariance: of (a, b), from the crossings' covariance and the scatter, to first order; intervals are better.
         a_interval, b_interval: by inverting the test, at `level`, as `region`.
-        note: a caveat, such as that two points cannot test the form.
+        reasons: why the status is not `ok`.
+        notes: caveats, such as that two points cannot test the form.
         depths, widths, residuals: the crossings with an estimate: depth between the two, its width, residual in ln d.
         pairs: number of pairs used, including those with a bound only.
         params_range: smallest and largest N among the points.
@@ -103,16 +106,18 @@ class ThresholdLaw:
             crossings.
     """
 
+    JSON_PROPERTIES: ClassVar = ("reason", "note")
+
     form: Form
-    status: Status
+    status: LawStatus
     level: Annotated[float, Field(gt=0, lt=1)]
     a: float | None = None
     b: float | None = None
     covariance: Annotated[Covariance, AfterValidator(_is_covariance)] | None = None
     a_interval: Interval | None = None
     b_interval: Interval | None = None
-    reason: str | None = None
-    note: str | None = None
+    reasons: tuple[Because, ...] = ()
+    notes: tuple[Because, ...] = ()
     depths: tuple[float, ...] = ()
     widths: tuple[float, ...] = ()
     pairs: int = 0
@@ -136,6 +141,16 @@ class ThresholdLaw:
                 raise ValueError(f"{' and '.join(missing)} missing from a law of status {self.status}")
 
     @property
+    def reason(self) -> str | None:
+        """The words of `reasons`."""
+        return texts_of(self.reasons)
+
+    @property
+    def note(self) -> str | None:
+        """The words of `notes`."""
+        return texts_of(self.notes)
+
+    @property
     def usable(self) -> bool:
         """Whether the law has coefficients with an uncertainty."""
         return self.status in ("ok", "open") and None not in (self.a, self.b, self.covariance)
@@ -151,12 +166,6 @@ class ThresholdLaw:
             return None
         depth = SOLVERS[self.form](self.a, self.b, params)
         return depth if 0 < depth < math.inf else None
-
-    def why_not(self, params: float) -> str | None:
-        """See `analysis.law.shape.Law`."""
-        if self.b is not None and self.b <= 0:
-            return "the width at the crossing does not rise with the depth"
-        return self.reason if self.a is None else None
 
     def interval(self, params: float, level: float = 0.95) -> Interval:
         """The interval of the profile likelihood at fixed N; `level` is that of a covariance only."""
@@ -198,9 +207,9 @@ class ThresholdLaw:
         exact = self.best_depth(params)
         if exact is None:
             raise InputError(f"The law of {self.source} gives no finite depth for N = {params:g}.")
-        found = Shape(params, exact, self.interval(params, level), level, "published", self.source)
-        transition = self.transition(found.depth or 1)
-        return replace(found, transition=transition, extrapolated=self.extrapolates(exact))
+        best = Shape(params, exact, self.interval(params, level), level, "published", self.source)
+        transition = self.transition(best.depth or 1)
+        return replace(best, transition=transition, extrapolated=self.extrapolates(exact))
 
     @property
     def depth_range(self) -> tuple[float, float]:

@@ -22,7 +22,7 @@ MOST_ANSWERS = 4
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """One section of a page; without any content it is left out.
 
     Attributes:
@@ -72,7 +72,7 @@ class Page:
 
     title: str
     answers: Sequence[str]
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     confidence: tuple[str, str] | None = None
     unfinished: tuple[int, int] | None = None
     figures: Sequence[Figure] = ()
@@ -102,7 +102,7 @@ def write_page(
         if narrow := figure.render_narrow():
             drawn[figure.name].append(Markup(inline_svg(narrow, figure.title, colours)))
     first, rest = page.answers[:MOST_ANSWERS], page.answers[MOST_ANSWERS:]
-    more = [Section("More findings", rest)] if rest else []
+    more = [PageSection("More findings", rest)] if rest else []
     template = _TEMPLATES.get_template("page.html.j2")
     # Safe to mark: numbers and fixed words, without `<`.
     sizes = Markup(json.dumps(page.sizes, separators=(",", ":"))) if page.sizes else None
@@ -116,10 +116,10 @@ def write_page(
     return folder / "report.html"
 
 
-def provenance(facts: Mapping[str, str], links: Mapping[str, str], text: str = "") -> Section:
+def provenance(facts: Mapping[str, str], links: Mapping[str, str], text: str = "") -> PageSection:
     """The last section: facts, the files of the page, and a text printed as it is."""
     table = Table("facts", (Column("fact", right=False), Column("value", right=False)), list(facts.items()))
-    return Section("Provenance", tables=[table] if facts else [], links=links, text=text)
+    return PageSection("Provenance", tables=[table] if facts else [], links=links, text=text)
 
 
 def _prose(text: str) -> Markup:

@@ -5,20 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.design.objective import estimate_from
 from analysis.fit.document import Fit
 from analysis.fit.sentences import (
-    count_phrase,
     findings,
     law_sentence,
-    lowest_loss_sentence,
     next_steps,
-    noise_sentence,
 )
 from analysis.report.figures import best_depth, diagnostics, excess, gaps, loss, palette, transition
 from analysis.report.figures.by_value import measure_figure
-from analysis.report.figures.figure import Context, Figure, study_of_fit
-from analysis.report.html import Page, Section, provenance, write_page
+from analysis.report.figures.figure import Context, Figure
+from analysis.report.html import Page, PageSection, provenance, write_page
 from analysis.report.tables import (
     best_table,
     compute_table,
@@ -32,21 +28,14 @@ from analysis.report.tables import (
     reasons_table,
     unusual_table,
 )
+from analysis.report.words import STATUS_WORDS, about_sentences, confidence, search_sentence
 from analysis.runs.table import RunTable
 from core.files import write_json
-from core.numbers import counted, scientific
 
 #: Names of all figures; those of an earlier page that are not drawn any more are removed.
 NAMES = (
     *("excess", "best_depth", "loss", "accuracy", "accuracy_graded", "transition", "diagnostics"),
     *("gaps", "search", "training"),
-)
-#: Words of the table of crossings.
-STATUS_WORDS = (
-    "From the N of a crossing on the deeper model has the lower loss. Bracketed: beyond the noise, the shallower model "
-    "leads at the small end and the deeper one at the large end. Left-censored: the deeper model leads at every size "
-    "measured; right-censored: at none. Ambiguous: inconclusive. The interval holds every N at which a gap of zero is "
-    "not rejected, for these data, tokens and recipe; no curve is extrapolated."
 )
 
 
@@ -120,7 +109,7 @@ def first_figure(context: Context) -> Figure:
     return excess.figure(context) or replace(loss.figure(context), title=f"Loss against size: {few}")
 
 
-def study_sections(context: Context, first: Figure) -> list[Section]:
+def study_sections(context: Context, first: Figure) -> list[PageSection]:
     """The sections below the answer, without the figure `first`; the page leaves out those without content."""
     runs, fit, graded = context.runs, context.fit, context.graded
     losses = () if first.name == "loss" else (loss.figure,)
@@ -132,52 +121,16 @@ def study_sections(context: Context, first: Figure) -> list[Section]:
     used = [] if fit.left_out else ["Every row of the run table is used."]
     costs = [cost_table(runs), unusual_table(fit), diverged_table(fit), reasons_table(fit)]
     return [
-        Section("What was measured", [_about(fit)], _made(context, *measured), folded=False),
-        Section("Shapes in numbers", tables=[needed, compute_table(fit), best_table(fit)]),
-        Section("Crossings", [STATUS_WORDS] if crossings else [], _made(context, gaps.figure), [crossings]),
-        Section("The law and its alternatives", about_laws, _made(context, best_depth.figure), laws),
-        Section("The learning rate", tables=[rate_shifts_table(fit)]),
-        Section("The search", [search_sentence(context)]),
-        Section("Runs and cost", used, _made(context, diagnostics.training_figure), costs),
+        PageSection("What was measured", [about_sentences(fit)], _made(context, *measured), folded=False),
+        PageSection("Shapes in numbers", tables=[needed, compute_table(fit), best_table(fit)]),
+        PageSection(
+            "Crossings", [STATUS_WORDS] if crossings else [], _made(context, gaps.figure), [crossings]
+        ),
+        PageSection("The law and its alternatives", about_laws, _made(context, best_depth.figure), laws),
+        PageSection("The learning rate", tables=[rate_shifts_table(fit)]),
+        PageSection("The search", [search_sentence(context)]),
+        PageSection("Runs and cost", used, _made(context, diagnostics.training_figure), costs),
     ]
-
-
-def confidence(fit: Fit) -> tuple[str, str] | None:
-    """`settled`, `partly settled` or `not settled`, and why; None without a pair of depths."""
-    at_compute = fit.tokens.rule == "compute"
-    crossings = fit.crossings if not at_compute else fit.compute.crossings if fit.compute else ()
-    if not crossings:
-        return None
-    settled = [item.settled for item in crossings]
-    checked = fit.learning_rate is not None and fit.learning_rate.checked
-    word = "settled" if all(settled) else "partly settled" if any(settled) else "not settled"
-    if all(settled) and not checked:
-        word = "settled at these learning rates"
-    rate = "checked" if checked else "not checked"
-    return word, f"{sum(settled)} of {counted(len(settled), 'pair')} of depths settled; learning rate {rate}"
-
-
-def search_sentence(context: Context) -> str:
-    """The work of a search, the estimate of its objective, and why it ended; empty without one."""
-    if context.search is None:
-        return ""
-    study = study_of_fit(context.fit)
-    cells = study.runs.frame
-    work = f" for {scientific(float(cells['flops'].sum()))} training FLOPs" if "flops" in cells else ""
-    found = estimate_from(study, context.search.objective)
-    ended = context.search.ended
-    parts = [f"The search trained {counted(len(cells), 'cell')}{work}.", found.words]
-    return " ".join([*parts, ended[:1].upper() + ended[1:]]).strip()
-
-
-def _about(fit: Fit) -> str:
-    """The rows, shapes, seeds, noise and tokens, and how N is counted."""
-    shapes, seeds = len(study_of_fit(fit).curves.x), counted(int(fit.noise.get("seeds", 1)), "seed")
-    rows = f"{fit.used} of {fit.used + len(fit.left_out)} runs of {counted(shapes, 'shape')}, {seeds}."
-    epochs = fit.epochs.sentence if fit.epochs else ""
-    parts = [rows, noise_sentence(fit), lowest_loss_sentence(fit), fit.tokens.sentence, epochs]
-    parts.append(f"{count_phrase(fit.count)}.")
-    return " ".join(filter(None, parts))
 
 
 def _graded_figure(context: Context) -> Figure | None:

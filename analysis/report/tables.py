@@ -15,6 +15,7 @@ from analysis.law.near_optimal import WITHIN
 from analysis.law.reading import AtSize
 from analysis.law.shape import ComputeShape, buildable_width
 from analysis.law.threshold_law import ThresholdLaw
+from analysis.law.words import text_of
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Columns, Table, table_of
 from analysis.units import NATS, UnitName, times
@@ -122,12 +123,12 @@ def _p_value(value: float | None) -> str | None:
 
 def law_reasons_table(fit: Fit) -> Table | None:
     """Each reason for the status of a law, with all laws that it applies to; None without any."""
-    notes = [(LAWS[item.form][0], _line_note(item)) for item in (fit.law, *fit.alternatives)]
-    notes += [(GAP_LAWS[law.form][0], law.reason or "") for law in fit.gap_laws.laws]
+    notes = [(LAWS[item.form][0], _line_notes(item)) for item in (fit.law, *fit.alternatives)]
+    notes += [(GAP_LAWS[law.form][0], [*map(text_of, law.reasons)]) for law in fit.gap_laws.laws]
     laws: dict[str, list[str]] = {}
-    for name, note in notes:
-        for part in dict.fromkeys(part for part in note.split("; ") if part):
-            laws.setdefault(part, []).append(name)
+    for name, texts in notes:
+        for text in texts:
+            laws.setdefault(text, []).append(name)
     columns: Columns = {
         Column("laws", right=False): lambda item: ", ".join(item[1]),
         Column("reason", right=False): lambda item: item[0],
@@ -142,11 +143,9 @@ def _line(item: ThresholdLaw) -> str:
     return f"{a}, b = {item.b:.3g}" + (f" ({ends(item.b_interval, 3)})" if item.b_interval else "")
 
 
-def _line_note(item: ThresholdLaw) -> str:
-    parts = [item.reason, item.note]
-    if item.scatter:
-        parts.append(f"scatter of ln d ±{digits(item.scatter)}")
-    return "; ".join(part for part in parts if part)
+def _line_notes(item: ThresholdLaw) -> list[str]:
+    scatter = [f"scatter of ln d ±{digits(item.scatter)}"] if item.scatter else []
+    return [*map(text_of, (*item.reasons, *item.notes)), *scatter]
 
 
 def best_table(fit: Fit) -> Table | None:

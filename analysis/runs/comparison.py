@@ -141,7 +141,10 @@ def _lost(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _outcomes(rows: pd.DataFrame, lost: pd.DataFrame, key: list[str]) -> pd.DataFrame:
-    """By shape: `params`, the number of runs or seeds `diverged`, and `of` how many; `key` identifies one."""
+    """Return one row per shape with diverged runs: `params`, how many `diverged`, and `of` how many.
+
+    `key` names the columns that tell one run, or one seed, from another.
+    """
     each = pd.concat([rows, lost]).drop_duplicates(key)
     # In the table's own count a diverged run may lack its size; it is then that of the shape's other rows.
     size = each["params"].where(np.isfinite(each["params"]) & (each["params"] > 0))

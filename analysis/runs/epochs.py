@@ -39,10 +39,10 @@ def epochs_of(rows: "pd.DataFrame") -> Epochs | None:
     if EPOCHS not in rows:
         return None
     values = rows[EPOCHS].to_numpy(dtype=float)
-    known = values[values > 0]
-    if not len(known):
+    positive = values[values > 0]
+    if not len(positive):
         return None
-    return Epochs(float(known.min()), float(known.max()), len(rows) - len(known))
+    return Epochs(float(positive.min()), float(positive.max()), len(rows) - len(positive))
 
 
 def repeat_warning(epochs: float, about: str = "") -> str:

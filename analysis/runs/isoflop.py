@@ -113,15 +113,15 @@ def compute_minima(used: pd.DataFrame) -> ComputeTable | None:
     rows = []
     for _, part in frame.groupby(["depth", "compute"]):
         depth, flops = int(part["depth"].iloc[0]), float(part["compute"].iloc[0])
-        found = _minima(part)
-        if isinstance(found, str):
-            left_out[depth, flops] = f"{found} at {scientific(flops)} FLOPs"
+        minima = _minima(part)
+        if isinstance(minima, str):
+            left_out[depth, flops] = f"{minima} at {scientific(flops)} FLOPs"
             means = part.groupby("params")["loss"].mean()
             lowest[depth, flops] = float(means.index[int(means.argmin())]), float(means.min())
             continue
         rows += [
             {"depth": depth, "params": flops, "n_best": size, "seed": seed, "loss": loss}
-            for seed, size, loss in found
+            for seed, size, loss in minima
         ]
     if not rows:
         return None

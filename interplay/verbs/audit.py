@@ -12,7 +12,7 @@ from analysis.audit import verdict
 from analysis.audit.evidence import Evidence, law_evidence, published_evidence
 from analysis.audit.model_config import read_model_config
 from analysis.audit.recommend import fit_evidence
-from analysis.audit.verdict import Audit, Finding, shape_of
+from analysis.audit.verdict import Audit, LawFinding, shape_of
 from analysis.fit.recommendation import named_fit
 from analysis.law.near_optimal import Within, within_words
 from analysis.law.published import published_law
@@ -242,5 +242,5 @@ def known_view(models: Sequence["KnownModel"], within: Within) -> RenderableType
     return Group(text_table("", names, rows, left=("model", "verdict")), Text(legend, style="dim"))
 
 
-def _in_brackets(finding: Finding, text: str) -> str:
+def _in_brackets(finding: LawFinding, text: str) -> str:
     return text if finding.inside or text == "-" else f"({text})"

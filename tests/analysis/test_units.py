@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from analysis.curves.noise import NoiseSummary
 from analysis.law.decision import GapLaw
-from analysis.units import LOSS, LossUnit, losses_at, times
+from analysis.units import LOSS, LossUnit, times
 
 
 @dataclass(frozen=True)
@@ -18,17 +19,17 @@ class Inner:
 class Outer:
     items: tuple[Inner, ...]
     curves: tuple[tuple[float | None, ...], ...] = field(metadata=LOSS)
-    noise: dict[str, float | str | None] = field(metadata=losses_at("sd"))
+    noise: NoiseSummary
 
 
 def test_all_losses_of_a_document_are_multiplied_and_nothing_else():
     one = Outer(
-        (Inner(2.0, 3.0), Inner(None, 4.0)), ((1.0, None),), {"sd": 0.5, "source": "seeds", "dof": 3.0}
+        (Inner(2.0, 3.0), Inner(None, 4.0)), ((1.0, None),), NoiseSummary(sd=0.5, source="seeds", dof=3.0)
     )
     found = times(one, 10)
     assert found.items == (Inner(20.0, 3.0), Inner(None, 4.0))
     assert found.curves == ((10.0, None),)
-    assert found.noise == {"sd": 5.0, "source": "seeds", "dof": 3.0}
+    assert found.noise == NoiseSummary(sd=5.0, source="seeds", dof=3.0)
     assert times(one, 1) is one
 
 

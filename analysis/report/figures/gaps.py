@@ -29,7 +29,7 @@ def figure(context: Context) -> Figure | None:
         return None
     region = (
         f"Grey: {percent(fit.level)} confidence region; shaded: interval of the crossing, up to the measured sizes."
-        if fit.noise.get("known")
+        if fit.noise.known
         else "There are no confidence regions, because there is no noise estimate."
     )
     caption = (

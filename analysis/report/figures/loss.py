@@ -36,7 +36,7 @@ def figure(context: Context) -> Figure:
     points, lines = loss_data(context.fit)
     caption = (
         "Marks are means over seeds; bars run from the lowest to the highest seed."
-        if context.fit.noise.get("seeds", 1) > 1
+        if context.fit.noise.seeds > 1
         else "Each mark is the loss of one shape with one seed."
     )
     crossed = [item for item in context.fit.crossings if item.params is not None]

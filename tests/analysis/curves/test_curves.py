@@ -77,7 +77,7 @@ def test_one_seed_takes_the_scatter_for_noise():
     assert curves.noise.source == "residuals"
     assert curves.noise.dof == len(curves.x) - curves.parameters
     # 11 degrees of freedom: the estimate lies within a factor of 1.8 of the truth, 0.01·sqrt(0.7).
-    assert 0.55 < curves.noise.summary()["sd_relative"] / (0.01 * 0.7**0.5) < 1.8
+    assert 0.55 < curves.noise.summary().sd_relative / (0.01 * 0.7**0.5) < 1.8
 
 
 def test_two_sizes_a_depth_and_one_seed_say_nothing_about_noise():
@@ -255,7 +255,7 @@ def test_the_levels_of_groups_change_no_gap_and_no_noise(seeds):
     assert one.sizes(2) == 6
     assert len(one.at(2)) == 12
     assert one.noise.source == ("seeds" if seeds > 1 else "residuals")
-    assert one.noise.summary()["sd_relative"] == pytest.approx(TRUTH.noise, rel=0.4)
+    assert one.noise.summary().sd_relative == pytest.approx(TRUTH.noise, rel=0.4)
     gaps = [find_crossings(curves).gaps for curves in (one, other)]
     for left, right in zip(*gaps, strict=True):
         # The noise follows the loss, so that levels of a twentieth of it change the weights a little.
@@ -263,7 +263,7 @@ def test_the_levels_of_groups_change_no_gap_and_no_noise(seeds):
         np.testing.assert_allclose(left.se, right.se, rtol=0.3)
     # Without the groups the levels are taken for noise.
     mixed = build_curves(grouped(1).drop(columns="token_group").drop_duplicates(["depth", "params"]))
-    assert mixed.noise.summary()["sd_relative"] > 5 * TRUTH.noise
+    assert mixed.noise.summary().sd_relative > 5 * TRUTH.noise
 
 
 def test_depths_that_share_no_group_have_no_known_gap():

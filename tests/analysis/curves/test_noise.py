@@ -79,7 +79,7 @@ def test_one_seed_and_equal_seeds_say_nothing(losses):
     found = from_seeds(losses, depths(losses))
     assert (found.source, found.known) == ("none", False)
     assert np.isnan(found.sd_at(np.array([2.0]))).all()
-    assert found.summary()["sd"] is None
+    assert found.summary().sd is None
 
 
 def test_residuals_stand_in_for_seeds_in_proportion_to_the_loss():

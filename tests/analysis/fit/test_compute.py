@@ -12,6 +12,7 @@ from analysis.fit.recommendation import NamedFit
 from analysis.fit.sentences import findings
 from analysis.fit.study import study_of
 from analysis.law.reading import Reading
+from analysis.law.reasons import Reason
 from analysis.law.shape import buildable_width
 from analysis.report.tables import compute_table
 from analysis.runs.table import RunTable
@@ -64,7 +65,7 @@ def test_outside_the_budgets_there_is_no_depth(found):
     for flops in (1e12, 1e22):
         shape = found.compute.at(flops)
         assert (shape.depth, shape.width, shape.source, shape.extrapolated) == (None, None, "none", True)
-        assert scientific(found.compute.budgets[-1]) in shape.reason
+        assert shape.reasons[0].values[1] == found.compute.budgets[-1]
         with pytest.raises(InputError, match="add a budget of compute"):
             recommend_at_compute(NamedFit("iso", found), None, [flops])
     _, shapes = recommend_at_compute(NamedFit("iso", found), None, ["1e18", "1e22"])
@@ -134,7 +135,7 @@ def test_a_depth_without_a_minimum_that_has_a_lower_loss_leaves_no_answer():
     assert [(one.depth, one.flops) for one in found.lowest] == [(16, pytest.approx(flops))]
     refused = found.at(flops)
     assert (refused.depth, refused.source) == (None, "none")
-    assert "16 layers" in refused.reason
+    assert (refused.reasons[0].reason, refused.reasons[0].values[0]) == (Reason.BETTER_AT_END, 16)
     assert found.at(found.budgets[-2]).depth == 16
     assert findings(answer)[0].startswith(found.best[-1].sentence)
     assert refused.sentence in findings(answer)

@@ -86,7 +86,7 @@ def test_the_intervals_of_shifts_hold_what_they_say():
 def test_a_crossing_that_leaves_the_sizes_says_where(crossings, change, side):
     item = shift_of(crossings, 0, change)
     assert item.shift is None
-    assert item.reason == f"the crossing moves {side} the sizes at which both depths were measured"
+    assert [because.reason for because in item.reasons] == [f"moved_{side}"]
     # How far beyond is not known, but that it moves is.
     low, high = item.shift_interval
     assert (low > 0 and high is None) if side == "above" else (low is None and high < 0)
@@ -166,7 +166,7 @@ def test_the_intervals_of_differences_hold_what_they_say():
 def test_differences_of_numbers_with_equal_errors_are_those_of_the_textbook():
     def crossing(x, ends):
         params, *ends = (None if value is None else math.exp(value) for value in (x, *ends))
-        return Crossing(1, 2, "bracketed", None, params, tuple(ends))
+        return Crossing(1, 2, "bracketed", (), params, tuple(ends))
 
     def interval(first, of_first, second, of_second):
         return shift_between(crossing(second, of_second), crossing(first, of_first)).shift_interval

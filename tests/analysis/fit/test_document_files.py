@@ -109,9 +109,14 @@ BROKEN = {
     "level": ["high", 1, None],
     "status": ["fine", []],
     "form": ["linear", {}],
-    "reason": [3],
+    "reasons": [3, ["no_noise"]],
     "pairs": [1.5],
 }
+
+
+def test_a_reason_that_is_none_is_refused():
+    with pytest.raises(InputError, match=r"law\.reasons\.0\.reason.*'fine'"):
+        Fit.from_json(with_law(reasons=[{"reason": "fine", "values": []}]))
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in BROKEN for value in BROKEN[name]])

@@ -9,9 +9,10 @@ from scipy.optimize import brentq
 
 from analysis.curves.curves import build_curves
 from analysis.fit.document import Fit, fit
-from analysis.fit.rate_check import NONE, OUTSIDE, check_rates, split_sensitivity_runs, widened
+from analysis.fit.rate_check import check_rates, split_sensitivity_runs, widened
 from analysis.fit.sentences import answers
 from analysis.law.crossings import find_crossings
+from analysis.law.reasons import Because, Reason
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -232,7 +233,7 @@ def test_three_rates_that_bracket_the_best_one_are_a_check():
     for factors in ((1.0, 2.5), (0.1, 0.2, 0.4)):
         missing = checked(rates_in_the_study(OFF, factors))[2]
         assert not missing.checked
-        assert {pair.reason for pair in missing.pairs} == {NONE}
+        assert {pair.reasons for pair in missing.pairs} == {(Because(Reason.NO_RATES),)}
 
 
 def test_a_crossing_that_may_leave_the_sizes_is_no_longer_bracketed(found):
@@ -242,14 +243,15 @@ def test_a_crossing_that_may_leave_the_sizes_is_no_longer_bracketed(found):
     for interval, whole in (((None, low), (None, high)), ((None, None), (None, None))):
         far = replace(pair.shift, changed_interval=interval)
         (after,) = widened([item], replace(found.learning_rate, pairs=(replace(pair, shift=far),)))
-        assert (after.status, after.reason, after.params_interval) == ("ambiguous", OUTSIDE, whole)
+        assert (after.status, after.params_interval) == ("ambiguous", whole)
+        assert after.reasons == (Because(Reason.BEST_RATES_OUTSIDE),)
 
 
 def test_depths_without_a_crossing_need_all_shapes_again(frame):
     apart = frame[(frame["purpose"] == "") & (frame["depth"] < 4)].drop(columns="purpose")
     apart = apart.assign(loss=apart["loss"] - 0.5 * (apart["depth"] == 2))
     check = checked(apart)[2]
-    assert [pair.reason for pair in check.pairs] == [NONE]
+    assert [pair.reasons for pair in check.pairs] == [(Because(Reason.NO_RATES),)]
     assert check.runs == 2 * len(apart)
 
 

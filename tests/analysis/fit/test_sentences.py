@@ -1,10 +1,12 @@
 import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.curves.noise import NoiseSummary
 from analysis.fit.answer import next_depth, shape_sentence, use_sentence
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import NamedFit, shapes_by
@@ -25,7 +27,9 @@ from analysis.fit.sentences import (
 from analysis.law.crossings import Crossing
 from analysis.law.decision import GapLaws
 from analysis.law.reading import AtSize, DepthAt, Reading
+from analysis.law.reasons import Because, Reason
 from analysis.law.threshold_law import ThresholdLaw
+from analysis.law.words import WORDS
 from analysis.runs.table import RunTable, read_runs
 from analysis.runs.tokens import TokenRule
 from core.errors import InputError
@@ -34,25 +38,34 @@ from tests.simulated_study import Truth, shapes_of, simulate
 from tests.tables import one_size_a_depth
 
 NO_LAW = ThresholdLaw("log-linear", "insufficient", 0.95)
-NO_GAP_LAWS = GapLaws((), None, (), None, "no run")
+NO_GAP_LAWS = GapLaws((), None, (), None)
 NO_TOKENS = TokenRule("unknown", None, (), "")
 
 
 def test_each_status_has_its_sentence():
-    bracketed = Crossing(1, 2, "bracketed", None, 3100, (2700, 3600))
+    bracketed = Crossing(1, 2, "bracketed", (), 3100, (2700, 3600))
     assert crossing_sentence(bracketed, 0.95) == (
         "2 layers overtake 1 layer at N ≈ 3.1 thousand (95 %: 2.7–3.6 thousand), where the shallower model is 16 wide."
     )
-    right = Crossing(2, 4, "right_censored", "x", range=(1e3, 24e3))
+    right = Crossing(2, 4, "right_censored", (Because(Reason.DEEP_BEHIND),), range=(1e3, 24e3))
     assert crossing_sentence(right, 0.95).startswith(
         "4 layers do not overtake 2 layers up to N ≈ 24 thousand"
     )
-    left = Crossing(2, 4, "left_censored", "x", range=(1e3, 24e3))
+    left = Crossing(2, 4, "left_censored", (Because(Reason.DEEP_AHEAD),), range=(1e3, 24e3))
     assert "ahead of 2 layers at every size measured, from N ≈ 1.0 thousand" in crossing_sentence(left, 0.95)
-    assert "not settled: too noisy" in crossing_sentence(Crossing(2, 4, "ambiguous", "too noisy"), 0.95)
-    assert "near N ≈ 5.0 thousand is not settled" in crossing_sentence(
-        Crossing(2, 4, "ambiguous", "too noisy", params=5e3), 0.95
-    )
+    doubt = Crossing(2, 4, "ambiguous", (Because(Reason.MAY_CROSS),))
+    assert f"not settled: {doubt.reason}." in crossing_sentence(doubt, 0.95)
+    assert "near N ≈ 5.0 thousand is not settled" in crossing_sentence(replace(doubt, params=5e3), 0.95)
+
+
+@pytest.mark.parametrize("status", ["left_censored", "right_censored"])
+def test_a_lead_without_a_noise_estimate_is_said_as_one_whatever_the_words(status, monkeypatch):
+    silent = Crossing(2, 4, status, (Because(Reason.NO_NOISE),), range=(1e3, 24e3))
+    tested = replace(silent, reasons=(Because(Reason.DEEP_AHEAD),))
+    monkeypatch.setitem(WORDS, Reason.NO_NOISE, "nothing is known of the scatter")
+    assert crossing_sentence(silent, 0.95).endswith("(nothing is known of the scatter).")
+    assert "(" not in crossing_sentence(tested, 0.95)
+    assert (silent.settled, tested.settled) == (False, True)
 
 
 def reading_of(*places):
@@ -148,7 +161,7 @@ def test_unequal_tokens_are_said_first(pilot_frame):
     result = fit(RunTable.from_frame(frame))
     assert findings(result)[0] == result.tokens.sentence
     one = fit(RunTable.from_frame(frame[frame["seed"] == 0]))
-    assert one.noise["source"] == "residuals"
+    assert one.noise.source == "residuals"
     assert findings(one) == [one.tokens.sentence]
     # The crossings of such losses are those of the tokens.
     assert {item.status for item in result.crossings} == {"insufficient"}
@@ -250,11 +263,17 @@ def test_each_status_of_the_law_has_its_sentence(found):
     assert "one side only" in law_sentence(opened)
     rejected = with_law(found, p_value=1e-6, **three)
     assert "reject its form (p = 1e-06)" in law_sentence(rejected)
-    two = with_law(found, status="open", b_interval=(None, None), depths=(1, 2), note="two crossings")
-    assert law_sentence(two).endswith("(two crossings).")
+    two = with_law(
+        found, status="open", b_interval=(None, None), depths=(1, 2), notes=(Because(Reason.TWO_POINTS),)
+    )
+    assert law_sentence(two).endswith(f"({two.law.note}).")
     assert "slope" not in law_sentence(two)
-    stopped = with_law(found, status="not_converged", reason="maximum number of evaluations")
-    assert "did not converge (maximum number of evaluations): do not use it" in law_sentence(stopped)
+    stopped = with_law(
+        found,
+        status="not_converged",
+        reasons=(Because(Reason.NOT_CONVERGED, ("too many steps",)),),
+    )
+    assert "did not converge (too many steps): do not use it" in law_sentence(stopped)
     assert "ln d = 2.50 − 0.3·L" in law_sentence(with_law(found, b=-0.3, **three))
 
 
@@ -267,7 +286,7 @@ def test_the_noise_says_where_it_comes_from(found, pilot_frame):
     assert noise_sentence(found) not in headlines(found)
     assert "12·L·d²" in count_phrase("nonembedding")
     assert "table's own" in count_phrase("table")
-    unknown = dataclasses.replace(found, noise={"known": False})
+    unknown = dataclasses.replace(found, noise=NoiseSummary())
     assert "no noise estimate" in noise_sentence(unknown)
 
 

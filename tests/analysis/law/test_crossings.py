@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.law.crossings import NO_NOISE, Gap, find_crossings, gap_of, inverted_test, root
+from analysis.law.crossings import Gap, find_crossings, gap_of, inverted_test, root
+from analysis.law.reasons import Because, Reason
 
 
 def crossing(frame, **options):
@@ -16,7 +17,7 @@ def crossing(frame, **options):
 def test_a_known_crossing_is_recovered(line_frame, seeds, sd):
     # Gap = 0.1·ln(N/6e3): zero at N = 6e3 exactly, where depth 2 takes the lead.
     item = crossing(line_frame({1: (1.0, -0.1), 2: (1.0, -0.2)}, seeds=seeds, sd=sd))
-    assert (item.shallow, item.deep, item.status, item.reason) == (1, 2, "bracketed", None)
+    assert (item.shallow, item.deep, item.status, item.reasons) == (1, 2, "bracketed", ())
     low, high = item.params_interval
     assert low < min(item.params, 6e3) <= max(item.params, 6e3) < high
     assert item.params == pytest.approx(6e3, rel=0.1)
@@ -72,7 +73,7 @@ def test_a_net_that_diverged_has_lost_there(line_frame, lost, status):
     assert item.status == status
     assert item.diverged == (lost,)
     assert item.contradicted == (status == "ambiguous")
-    assert (item.reason is None) == (status == "bracketed")
+    assert (item.reasons == ()) == (status == "bracketed")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_two_sizes_bracket_nothing_and_bound_only_from_size_to_size(line_frame):
     one, other = found.items
     assert [(item.shallow, item.deep) for item in found.items] == [(1, 2), (2, 4)]
     assert (one.status, one.params) == ("ambiguous", None)
-    assert "depth 2 has only 2 sizes" in one.reason
+    assert one.reasons == (Because(Reason.TWO_SIZES, (2, 2, 3)),)
     assert one.params_interval == (pytest.approx(1e3), pytest.approx(32e3))
     # A lead at both sizes is a bound all the same.
     assert other.status == "right_censored"
@@ -150,7 +151,7 @@ def test_two_sizes_far_apart_do_not_show_which_model_leads(line_frame):
     frame["loss"] += (frame["params"] / 1e4) ** -0.3 + 0.01 * (frame["depth"] == 2)
     item = crossing(frame)
     assert item.status == "ambiguous"
-    assert "only 2 sizes" in item.reason
+    assert item.reasons[0].reason is Reason.TWO_SIZES
     # Where both are measured at the same two sizes, the lead is known.
     both = line_frame({1: (1.0, 0.0), 2: (1.01, 0.0)}, sd=1e-4, sizes=(3.1e5, 6.9e5))
     assert crossing(both).status == "right_censored"
@@ -166,7 +167,10 @@ def test_a_crossing_with_a_weak_end_is_ambiguous_and_says_which(line_frame):
     shift = 0.1 * math.log(27e3 / 6e3)
     item = crossing(line_frame({1: (1.0, -0.1), 2: (1.0 + shift, -0.2)}, sd=0.02, seed=4))
     assert item.status == "ambiguous"
-    assert "at the largest common N the deep model leads by only" in item.reason
+    (weak,) = item.reasons
+    lead, needed = weak.values
+    assert (weak.reason, 0 < lead < needed) == (Reason.SMALL_LEAD_AT_LARGEST, True)
+    assert f"{lead:.1f} standard errors ({needed:.1f} are needed)" in item.reason
     assert item.params is not None
     assert item.params_interval[1] is None
 
@@ -177,26 +181,28 @@ def test_several_sign_changes_are_ambiguous(line_frame):
     x = np.log(frame["params"] / 6e3)
     frame["loss"] += (0.1 * x**2 - 0.1) * (frame["depth"] == 2)
     item = crossing(frame)
-    assert (item.status, "several times" in item.reason) == ("ambiguous", True)
+    assert (item.status, item.reasons) == ("ambiguous", (Because(Reason.SEVERAL_CHANGES),))
 
 
 def test_insufficient_with_one_size_or_no_common_range(line_frame):
     frame = line_frame({1: (1.0, -0.1), 2: (1.0, -0.2)})
     one_size = frame[(frame["depth"] == 1) | (frame["params"] == 4e3)]
-    assert "depth 2 has only 1 size" in crossing(one_size).reason
+    assert crossing(one_size).reasons == (Because(Reason.ONE_SIZE, (2,)),)
     apart = frame[(frame["depth"] == 1) == (frame["params"] < 5e3)]
     item = crossing(apart)
-    assert (item.status, item.reason) == ("insufficient", "the two depths have no common range of N")
+    assert (item.status, item.reasons) == ("insufficient", (Because(Reason.NO_COMMON_RANGE),))
 
 
 def test_no_noise_estimate_gets_no_interval(line_frame):
     slopes = {1: (1.0, -0.1), 2: (1.0, -0.2)}
     item = crossing(line_frame(slopes, seeds=1, sd=0))
-    assert (item.status, item.reason) == ("ambiguous", NO_NOISE)
+    assert (item.status, item.reasons) == ("ambiguous", (Because(Reason.NO_NOISE),))
     assert item.params == pytest.approx(6e3)
     assert item.params_interval is None
     censored = crossing(line_frame({1: (1.2, -0.1), 2: (1.0, -0.1)}, seeds=1, sd=0))
-    assert (censored.status, censored.reason, censored.params_interval) == ("left_censored", NO_NOISE, None)
+    assert (censored.status, censored.params_interval) == ("left_censored", None)
+    assert censored.reasons == (Because(Reason.NO_NOISE),)
+    assert not censored.settled
 
 
 def test_a_gap_within_the_noise_in_two_ranges_is_ambiguous(line_frame):
@@ -208,7 +214,7 @@ def test_a_gap_within_the_noise_in_two_ranges_is_ambiguous(line_frame):
     item = crossing(frame)
     assert None not in item.params_interval
     assert item.status == "ambiguous"
-    assert item.reason == "the gap is within the noise in several separate ranges of N"
+    assert item.reasons == (Because(Reason.SEPARATE_RANGES),)
 
 
 def test_pairing_by_seed_narrows_the_interval(line_frame):

@@ -9,6 +9,7 @@ import pytest
 
 from analysis.law.decision import FORM_ERROR, FORMS, Decision, GapLaws, deciding_run
 from analysis.law.gap_fit import DRAWS, GapPoints, fit_gap_laws
+from analysis.law.reasons import Because, Reason
 from core.errors import InputError
 from core.files import from_json, to_json
 
@@ -109,16 +110,17 @@ def test_without_a_law_that_fits_there_is_no_decision():
     found = fit_gap_laws(points(steps))
     assert {law.status for law in found.laws} == {"rejected"}
     assert found.decide(1e9) is None
-    assert "reject every law" in found.reason
+    assert [because.reason for because in found.reasons] == [Reason.ALL_REJECTED]
 
 
 @pytest.mark.parametrize(
-    ("depths", "sizes", "word"), [((2, 4, 8), 7, "need 4 depths"), ((2, 4, 8, 16), 2, "need 3 sizes")]
+    ("depths", "sizes", "reason", "values"),
+    [((2, 4, 8), 7, Reason.FEW_DEPTHS, (4, 3)), ((2, 4, 8, 16), 2, Reason.FEW_SIZES, (3, 2))],
 )
-def test_too_few_depths_or_sizes_are_insufficient(depths, sizes, word):
+def test_too_few_depths_or_sizes_are_insufficient(depths, sizes, reason, values):
     found = fit_gap_laws(points(ladder, depths=depths, sizes=sizes))
     assert {law.status for law in found.laws} == {"insufficient"}
-    assert word in found.reason
+    assert found.reasons == (Because(reason, values),)
     assert found.decide(1e9) is None
     assert deciding_run(found, 1e9, [(4, 1e9)], SD) is None
 
@@ -127,7 +129,7 @@ def test_depth_and_size_that_move_together_are_insufficient():
     x = np.linspace(LOW, HIGH, 12)
     depth = np.exp(np.linspace(0, 3, 12))
     found = fit_gap_laws(GapPoints(depth, x, ladder(x, np.log(depth))))
-    assert "move together" in found.reason
+    assert found.reasons == (Because(Reason.COLLINEAR),)
 
 
 def test_the_order_of_the_rows_does_not_matter(fitted):

@@ -13,12 +13,13 @@ from analysis.law.crossings import Crossing
 from analysis.law.decision import GapLaws
 from analysis.law.prediction import predict
 from analysis.law.published import LIU2026
+from analysis.law.reasons import Because, Reason
 from analysis.law.threshold_law import LEVINE2020
 from core.errors import InputError
 from tests.coverage.worlds import LONG, SHORT, PowerLaw, Truth, World
 
 SIX, PAPER = (2, 4, 8, 12, 16, 24), (6, 12, 18, 24, 30, 36, 48)
-NO_LAWS = GapLaws((), None, (), None, "no run")
+NO_LAWS = GapLaws((), None, (), None, (Because(Reason.NOT_IN_FILE),))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,9 @@ def test_a_depth_is_stated_if_it_loses_next_to_nothing(laws):
     open_end = ask(laws, 3 * largest, within=0.9 * decision.bound)
     assert (open_end.depth, open_end.source, open_end.near_optimal) == (None, "band", None)
     assert open_end.depth_interval == decision.depth_interval
-    assert str(decision.depth) in open_end.reason
+    ((reason, values),) = [(because.reason, because.values) for because in open_end.reasons]
+    assert (reason, values[0]) == (Reason.MAY_LOSE, decision.depth)
+    assert values[1] == pytest.approx(decision.bound)
     assert open_end.halfwidth == math.inf
 
 
@@ -52,7 +55,7 @@ def test_crossings_that_turn_back_give_neither_a_depth_nor_an_interval(laws):
     turned = Crossing(2, 4, "bracketed", params=1e4, non_monotone=True)
     found = ask(laws, laws.params_range[1], (Crossing(1, 2, "bracketed"), turned), within=1.0)
     assert (found.depth_exact, found.depth_interval, found.source) == (None, (None, None), "none")
-    assert "2 → 4" in found.reason
+    assert found.reasons == (Because(Reason.TURNED, ("2 → 4",)),)
 
 
 def test_sizes_that_were_not_measured_are_refused_with_the_reason_of_the_table(laws):
@@ -73,7 +76,7 @@ def test_nothing_is_projected_below_a_tenth_of_the_smallest_size(laws):
     assert ask(laws, smallest / 10, within=1.0).depth is not None
     found = ask(laws, smallest / 10.1, within=1.0)
     assert (found.source, found.depth) == ("none", None)
-    assert "smallest size" in found.reason
+    assert [because.reason for because in found.reasons] == [Reason.BELOW_SIZES]
 
 
 @pytest.mark.parametrize("params", [0.0, -1.0, 0.5, math.nan, math.inf])

@@ -11,7 +11,8 @@ from scipy.stats import t as student
 
 from analysis.intervals import between
 from analysis.law.crossings import Crossing, Crossings, Gap
-from analysis.law.threshold import PRIOR_SCATTER, TWO_POINTS, _least_square, _Likelihood, fit_threshold
+from analysis.law.reasons import Because, Reason, has
+from analysis.law.threshold import PRIOR_SCATTER, _least_square, _Likelihood, fit_threshold
 
 Z = float(norm.ppf(0.975))
 
@@ -80,7 +81,7 @@ def test_straight_gaps_give_generalised_least_squares_and_its_intervals(rho):
 def test_two_crossings_give_a_law_without_test_and_without_an_interval_of_its_slope():
     found = fit_threshold(made(2.0, 0.3, [1, 2, 4], 0.05), "log-linear")
     assert (found.status, found.chi2, found.dof, found.p_value) == ("open", None, None, None)
-    assert found.note.startswith(TWO_POINTS)
+    assert has(found.notes, Reason.TWO_POINTS)
     assert found.depths == pytest.approx((math.sqrt(2), math.sqrt(8)))
     assert found.widths == pytest.approx(tuple(np.exp(2 + 0.3 * np.array(found.depths))))
     assert (found.scatter, found.scatter_dof) == (PRIOR_SCATTER, 1)
@@ -110,7 +111,7 @@ def test_three_crossings_have_the_larger_of_the_prior_and_their_own_scatter(shif
     # Student's t of one degree of freedom, not of two.
     half = float(student.ppf(0.975, 1)) * found.scatter / math.sqrt(np.sum((middle - middle.mean()) ** 2))
     assert found.b_interval == pytest.approx((found.b - half, found.b + half), rel=0.02)
-    assert f"{PRIOR_SCATTER:.2g}" in found.note
+    assert Because(Reason.ASSUMED_SCATTER, (PRIOR_SCATTER,)) in found.notes
 
 
 def test_the_test_of_the_form_counts_the_freedom_of_the_noise():
@@ -170,7 +171,7 @@ def test_a_law_bound_on_one_side_only_is_open():
     found = fit_threshold(made(2.0, 0.3, [1, 2, 3], [0.02, 3.0], reach=1.0), "log-linear")
     assert found.status == "open"
     assert found.b_interval == (None, None)
-    assert "on one side only" in found.note
+    assert has(found.notes, Reason.ONE_SIDED)
     assert any(is_open for _, _, is_open in found.region)
 
 
@@ -209,9 +210,9 @@ def test_what_is_missing_is_said():
     one = replace(crossings, items=(crossings.items[0], Crossing(2, 4, "right_censored")))
     found = fit_threshold(one, "log-linear")
     assert (found.status, found.a) == ("insufficient", None)
-    assert "1 of 2 has one" in found.reason
+    assert found.reasons == (Because(Reason.FEW_CROSSINGS, (1, 2)),)
     silent = replace(crossings, quantile=math.nan)
-    assert "no noise estimate" in fit_threshold(silent, "log-linear").reason
+    assert fit_threshold(silent, "log-linear").reasons == (Because(Reason.NO_ERRORS),)
 
 
 def test_a_pair_contradicted_by_a_divergence_takes_no_part():
@@ -222,7 +223,7 @@ def test_a_pair_contradicted_by_a_divergence_takes_no_part():
     assert found.depths == pytest.approx((between(1, 2), between(3, 4)))
     assert found.pairs == 2
     assert (found.a, found.b) == (pytest.approx(2.0, abs=1e-5), pytest.approx(0.3, abs=1e-5))
-    assert "without 2 → 3, where a model diverged" in found.note
+    assert Because(Reason.WITHOUT_DIVERGED, ("2 → 3",)) in found.notes
 
 
 def test_an_optimiser_that_gives_up_is_told_apart(monkeypatch):

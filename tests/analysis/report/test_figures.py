@@ -278,7 +278,7 @@ def test_inlined_drawings_follow_the_page(study, pilot_fit):
 
 
 def test_captions_name_what_is_drawn(study, pilot_fit):
-    rejected = GapLaw("additive", "rejected", "its residuals exceed the noise")
+    rejected = GapLaw("additive", "rejected")
     without = replace(pilot_fit, gap_laws=replace(pilot_fit.gap_laws, laws=(rejected,)))
     assert law_line(without).empty
     assert "No line" in best_depth.figure(Context(study, without)).caption

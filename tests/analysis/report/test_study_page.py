@@ -14,16 +14,18 @@ from analysis.design.objective import SearchInfo, estimate_from
 from analysis.fit.document import Fit, fit
 from analysis.fit.sentences import GAP_LAWS, LAWS, headlines, next_steps
 from analysis.law.decision import FORMS
-from analysis.law.threshold import TWO_POINTS
+from analysis.law.reasons import Because, Reason
+from analysis.law.words import text_of
 from analysis.report.figures import best_depth, excess, gaps, loss
 from analysis.report.figures.figure import Context
-from analysis.report.html import MOST_ANSWERS, Section
-from analysis.report.study_page import confidence, first_figure, study_sections, write_report
+from analysis.report.html import MOST_ANSWERS, PageSection
+from analysis.report.study_page import first_figure, study_sections, write_report
 from analysis.report.tables import (
     cost_table,
     law_reasons_table,
     laws_table,
 )
+from analysis.report.words import confidence
 from analysis.runs.table import RunTable, read_runs
 from core.numbers import scientific
 from tests.analysis import searched
@@ -79,7 +81,7 @@ def test_the_report_says_the_answer_and_has_every_file(page, study, found):
     text = read(page).text
     for sentence in headlines(found):
         assert sentence in text
-    assert TWO_POINTS in text
+    assert text_of(Because(Reason.TWO_POINTS)) in text
     assert "Every row of the run table is used" in text
     assert json.loads((page.parent / "fit.json").read_text()) == found.to_json()
     assert read_runs(page.parent / "runs.csv").used["loss"].tolist() == study.used["loss"].tolist()
@@ -252,7 +254,7 @@ def test_each_reason_of_the_laws_is_there_once_with_all_its_laws(found):
     rows = law_reasons_table(found).records()
     reasons = [row["reason"] for row in rows]
     assert len(set(reasons)) == len(reasons)
-    shared = next(row["laws"] for row in rows if row["reason"] == TWO_POINTS)
+    shared = next(row["laws"] for row in rows if row["reason"] == text_of(Because(Reason.TWO_POINTS)))
     assert shared == "threshold law, power law, root law"
 
 
@@ -381,8 +383,8 @@ def test_the_answer_and_its_figure_come_before_all_else(page, found):
 
 def test_the_badge_follows_from_crossings_and_the_learning_rate(found):
     def with_statuses(*statuses, checked):
-        items = [replace(found.crossings[0], status=status, reason=None) for status in statuses]
-        pair = replace(found.learning_rate.pairs[0], reason=None if checked else "none")
+        items = [replace(found.crossings[0], status=status, reasons=()) for status in statuses]
+        pair = replace(found.learning_rate.pairs[0], reasons=() if checked else (Because(Reason.NO_RATES),))
         rate = replace(found.learning_rate, pairs=(pair,))
         return confidence(replace(found, crossings=tuple(items), learning_rate=rate))[0]
 
@@ -398,7 +400,7 @@ def test_sections_without_content_are_empty_and_titles_are_unique(study, found):
     empty = {section.title for section in sections if section.empty}
     assert empty == {"The learning rate", "The search"}
     assert len({section.anchor for section in sections}) == len(sections)
-    assert Section("x", [""], tables=[None]).empty
+    assert PageSection("x", [""], tables=[None]).empty
 
 
 def test_the_page_has_the_search_and_the_shifts(tmp_path):

@@ -119,8 +119,8 @@ def test_names_machines_and_measures_are_no_settings_of_replicates(columns):
     assert any("taken as replicates" in warning for warning in found.warnings)
     document = fit(RunTable.from_frame(frame))
     # The spread of the replicates is the noise; the minimum of two would have none.
-    assert document.noise["source"] == "seeds"
-    assert 0.0005 < document.noise["sd"] < 0.002
+    assert document.noise.source == "seeds"
+    assert 0.0005 < document.noise.sd < 0.002
     assert crossing(frame)
 
 

@@ -15,7 +15,7 @@ from analysis.design.simulated_study import Truth
 from analysis.fit.document import Fit
 from analysis.fit.sentences import headlines, next_steps
 from analysis.fit.study import study_of
-from analysis.report.study_page import confidence
+from analysis.report.words import confidence
 from analysis.runs.table import RunTable
 from core.files import write_json
 from interplay.terminal import fit_table, recommendation_table

@@ -82,7 +82,8 @@ def measure(folder: Path) -> list[Figure]:
     spec = load_spec("quickstart", ["training.steps=60", f"training.seeds={CELLS}", "frontier.depths=[2]"])
     plan = make_plan(spec)
     layout = Layout(tensor_parallel=RANKS, zero=1)
-    cells = [dataclasses.replace(p, layout=layout) for p in plan.cells if p.budget == plan.cells[0].budget]
+    first = [planned for planned in plan.cells if planned.budget == plan.cells[0].budget]
+    cells = [dataclasses.replace(p, costs=dataclasses.replace(p.costs, given=layout)) for p in first]
     open_store(spec.data, context=spec.training.context, root=folder, key=cells[0].cell.data_key)
     keys = [planned.cell.key for planned in cells]
     settings = TrialSettings(

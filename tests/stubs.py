@@ -1,10 +1,12 @@
 """Stand-ins for parts a test or a benchmark does not look at."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from study.plan.cells import PlannedCell
 from study.search import Outcome
+from trainables.layout import Layout
 from trainables.progress import Progress, Result
 
 
@@ -22,6 +24,11 @@ def stub_result(**changes: Any) -> Result:
     values |= {"tokens_per_second": 1.0, "flops_per_second": 1e9, "resumed_from": 0, "resumed_seconds": 0.0}
     values |= dict.fromkeys(("notes", "points", "evaluations"), ())
     return Result(**{**values, **changes})
+
+
+def in_layout(planned: PlannedCell, layout: Layout) -> PlannedCell:
+    """The cell in a layout that the plan did not choose."""
+    return replace(planned, costs=replace(planned.costs, given=layout))
 
 
 class Cells:

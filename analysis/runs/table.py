@@ -154,15 +154,35 @@ class RunTable:
             # Such a loss is the mean over bytes, so that a byte takes the place of a token.
             typed = typed.assign(**{BYTES_PER_TOKEN: 1.0})
         _refuse_other_units(typed, source, unit, chosen.get("loss", "loss"))
-        reasons = _reasons(typed, unread)
-        good = typed.drop(index=reasons.index)
-        reasons = pd.concat([reasons, _copies(good)]).sort_index()
-        used = good.drop(index=reasons.index, errors="ignore").astype(
-            dict.fromkeys(("depth", "width", "seed"), "int64")
-        )
+        used, reasons = _used(typed, unread)
         notes = (*notes, *headings.notes, *_notes(typed, unread, unit, chosen.get("loss", "loss")))
         more = [*(left_out or []), *why_not(typed, reasons.to_dict())]
         return cls(typed, used, more, source, count, notes, chosen, _unseeded(named, typed, used))
+
+    @classmethod
+    def of_records(cls, records: Sequence[Mapping[str, Any]], source: str) -> "RunTable":
+        """Make a run table of records that have all `COLUMNS`, numbers as numbers or None, and the statuses of a study.
+
+        Nothing is guessed: no heading, unit, number in a text, or word of another tracker is read.
+
+        Raises:
+            InputError: there are no records.
+        """
+        if not records:
+            raise InputError(f"{source} has no rows. A run table needs one row for every trained model.")
+        frame = pd.DataFrame(list(records), index=pd.Index(np.arange(1, len(records) + 1), name="row"))
+        optional = [name for name in (*OPTIONAL_NUMBERS, BITS_PER_BYTE) if name in frame]
+        texts = [name for name in (*TEXT, *OPTIONAL_TEXT) if name in frame]
+        numbers = [name for name in (*COLUMNS, *optional) if name not in TEXT]
+        typed = frame.assign(**{name: _texts(frame[name]) for name in texts}).astype(
+            dict.fromkeys(numbers, "float64")
+        )
+        lost = (typed["status"] == "done") & np.isinf(typed["loss"])
+        typed["status"] = typed["status"].mask(lost, "diverged")
+        typed["reason"] = typed["reason"].mask(lost & (typed["reason"] == ""), NOT_FINITE)
+        typed = typed[list(dict.fromkeys([*COLUMNS, *optional, *typed.columns]))]
+        used, reasons = _used(typed, {})
+        return cls(typed, used, why_not(typed, reasons.to_dict()), source)
 
     def write_csv(self, path: str | Path) -> Path:
         """Write all rows, used or not, as CSV: `COLUMNS` first, then what else the table has."""
@@ -201,6 +221,15 @@ def read_runs(
     path = Path(source)
     frame, notes = read_file(path, columns or {})
     return RunTable.from_frame(frame, columns, source=str(path), count=count, where=where, notes=notes)
+
+
+def _used(typed: pd.DataFrame, unread: Mapping[str, pd.Series]) -> tuple[pd.DataFrame, pd.Series]:
+    """The rows that are used, and the reasons of the others by row."""
+    reasons = _reasons(typed, unread)
+    good = typed.drop(index=reasons.index)
+    reasons = pd.concat([reasons, _copies(good)]).sort_index()
+    used = good.drop(index=reasons.index, errors="ignore")
+    return used.astype(dict.fromkeys(("depth", "width", "seed"), "int64")), reasons
 
 
 def why_not(frame: pd.DataFrame, reasons: Mapping[Any, str]) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from study.spec import yaml_file
 from study.spec.recorded import difference_note, study_source
 from study.spec.search import CrossingSection, SensitivitySection
 from study.spec.study import StudySpec, parse_spec
-from study.tracking.ledger import Row, outcomes, study_rows, versions, with_recorded
+from study.tracking.ledger import Row, in_table_order, outcomes, study_rows, versions
 from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import StudyPaths, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table
@@ -86,23 +86,14 @@ def study_runs(
             f"`{command('run', *words, results=results)}`, or read one that was run elsewhere from its tracking "
             f"server: `{elsewhere}`."
         )
-    table, ended = run_table(plan, rows), ""
+    table, ended = run_table(rows, plan.name, with_order=not plan.search.is_grid), ""
     # The end of this search follows from the rows.
     if isinstance(spec.search, CrossingSection) and (
         ending := make_search(spec, plan, outcomes(rows)).ending
     ):
         ended = ending.words
-    known = {
-        **report_facts(spec, plan, table, ended),
-        "curves": curve_table(rows),
-        "measures": layer_table(plan, rows),
-    }
-    failed = {
-        planned.title: row.reason or ""
-        for planned in with_recorded(plan, rows).pool
-        if (row := rows.get(planned.cell.key)) and row.status == "failed"
-    }
-    return StudyRuns(spec.name, table, known, plan, failed, results)
+    failed = {row.name: row.reason or "" for row in in_table_order(rows) if row.status == "failed"}
+    return StudyRuns(spec.name, table, report_inputs(plan, rows, table, ended), plan, failed, results)
 
 
 def named_store(uri: str | None, results: Path) -> str:
@@ -140,12 +131,14 @@ def fit_and_report(
 
     spec = plan.planner.spec
     result = study_fit(plan, runs, where.results)
-    known = {
-        **report_facts(spec, plan, runs, ended),
-        "curves": curve_table(rows),
-        "measures": layer_table(plan, rows),
-    }
-    return result, write_report(runs, result, where.folder, title=spec.name, **known)
+    inputs = report_inputs(plan, rows, runs, ended)
+    return result, write_report(runs, result, where.folder, title=spec.name, **inputs)
+
+
+def report_inputs(plan: Plan, rows: Mapping[str, Row], runs: RunTable, ended: str) -> dict[str, Any]:
+    """The arguments of `write_report` that a study adds to its run table."""
+    facts = report_facts(plan.planner.spec, plan, runs, ended)
+    return {**facts, "curves": curve_table(rows), "measures": layer_table(rows)}
 
 
 def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from core.files import to_json
 from interplay.result import View
 from interplay.verbs.load_spec import load_spec
 from study.errors import SpecError
-from study.plan import Plan, PlannedCell, make_plan
+from study.plan import Plan, make_plan
 from study.spec.recorded import study_source
 from study.spec.study import StudySpec, members
 from study.spec.yaml_file import SPEC
-from study.tracking.ledger import Row, study_rows, with_recorded
+from study.tracking.ledger import Row, in_table_order, study_rows
 from study.tracking.study_paths import StudyPaths, study_paths
 
 if TYPE_CHECKING:
@@ -45,9 +45,16 @@ class StudyStatus:
     driver: int | None
 
     @property
-    def cells(self) -> list[PlannedCell]:
-        """The cells that have a state."""
-        return [planned for planned in self.plan.pool if planned.cell.key in self.states]
+    def cells(self) -> list[dict[str, Any]]:
+        """The cells that have a state, as records: of its row, or of the plan for one without."""
+        records = []
+        for key in self.states:
+            row, planned = self.rows.get(key), self.plan.by_key(key)
+            if row:
+                records.append(dict(row.parameters) | {"cell": key, "name": row.name})
+            elif planned:
+                records.append(planned.row())
+        return records
 
     @property
     def counts(self) -> Counter[str]:
@@ -67,11 +74,11 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     """Read the state of a study; changes nothing."""
     plan, paths = make_plan(spec, to_read=True), study_paths(spec, results.resolve())
     rows = study_rows(plan, paths.ledger.rows())
-    plan, driver = with_recorded(plan, rows), paths.driver()
+    driver = paths.driver()
     running = paths.unfinished.running if driver else set()
     states: dict[str, str] = {}
-    for planned in plan.pool:
-        key = planned.cell.key
+    others = [row.cell for row in in_table_order(rows) if plan.by_key(row.cell) is None]
+    for key in (*(planned.cell.key for planned in plan.pool), *others):
         if key in running or key in rows:
             states[key] = "running" if key in running else rows[key].status
         elif not plan.search.chooses_cells:
@@ -128,18 +135,16 @@ def _status_of_all(results: Path) -> tuple[list[dict[str, Any]], RenderableType]
 def status_json(state: StudyStatus) -> dict[str, Any]:
     """The state of a study as a JSON document; `flops` are those of the cells that have a row."""
     answer, learning_rate = state.answer
-    cells, trained = [], []
-    for planned in state.cells:
-        row = state.rows.get(planned.cell.key)
+    cells: list[dict[str, Any]] = []
+    trained = []
+    for cell in state.cells:
+        row = state.rows.get(cell["cell"])
         if row:
-            trained.append(planned.flops * row.trained_share)
+            trained.append(cell["flops"] * row.trained_share)
         cells.append(
             {
-                "cell": planned.cell.key,
-                "name": planned.title,
-                "budget": planned.budget,
-                **({} if planned.compute is None else {"compute": planned.compute}),
-                "state": state.states[planned.cell.key],
+                **{name: cell[name] for name in ("cell", "name", "budget", "compute") if name in cell},
+                "state": state.states[cell["cell"]],
                 "loss": row.loss if row else None,
                 "bits_per_byte": row.bits_per_byte if row else None,
                 "reason": row.reason if row else None,
@@ -163,12 +168,12 @@ def status_table(state: StudyStatus) -> RenderableType:
     """The state of a study for a terminal: counts by depth, then each failure with its reason."""
     table, lines = _table("depth"), []
     by_depth: dict[int, list[str]] = {}
-    for planned in state.cells:
-        key = planned.cell.key
-        by_depth.setdefault(planned.cell.shape.depth, []).append(state.states[key])
+    for cell in state.cells:
+        key = cell["cell"]
+        by_depth.setdefault(cell["depth"], []).append(state.states[key])
         row = state.rows.get(key)
         if row and row.reason:
-            lines.append(Text(f"{row.status} {planned.title} ({key}): {row.reason}", style="red"))
+            lines.append(Text(f"{row.status} {row.name} ({key}): {row.reason}", style="red"))
     for depth, states in sorted(by_depth.items()):
         table.add_row(str(depth), *_numbers(states))
     table.add_row("all", *_numbers(state.states.values()), style="bold")

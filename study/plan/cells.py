@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,26 +40,57 @@ class PlannedCell:
     """The target of `flops`, at which depths are compared; None if they are compared at equal N."""
     lr_factor: float
     """The multiple of the learning-rate rule; the cell's `lr` includes it."""
-    parameters: Parameters
-    tokens: int
-    flops: float
-    """Training FLOPs of the whole cell, without evaluations."""
-    memory_bytes: int
-    """Peak of the tensors on one device, on the rank that holds most."""
-    layout: Layout
-    """How the cell is spread over devices."""
-    seconds: float
-    """Wall-clock seconds from start to end, all ranks in parallel."""
-    cost: float | None
-    """Dollars for all ranks, by `Planner.hour`; None without a price."""
-    flags: tuple[str, ...]
-    """Warnings about the shape and reasons for its layout."""
-    compile_seconds: float = 0.0
-    """The part of `seconds` that compiling takes."""
+    costs: "ShapeCost" = field(compare=False, repr=False)
+    """What its shape costs by its recipe."""
     level: str = ""
     """The training tokens, or the compute, in words, if the study has several numbers of them."""
     purpose: str = ""
     """Purpose of a cell outside the main study, such as `sensitivity`; empty for a cell of the main study."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """Counts of parameters."""
+        return self.costs.of_any_layout.parameters
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens of the whole cell."""
+        return self.cell.recipe.tokens
+
+    @property
+    def flops(self) -> float:
+        """Training FLOPs of the whole cell, without evaluations."""
+        return self.costs.of_any_layout.training_flops
+
+    @property
+    def memory_bytes(self) -> int:
+        """Peak of the tensors on one device, on the rank that holds most."""
+        return self.costs.chosen.cost.memory.total
+
+    @property
+    def layout(self) -> Layout:
+        """How the cell is spread over devices."""
+        return self.costs.chosen.layout
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds from start to end, all ranks in parallel."""
+        return self.costs.seconds
+
+    @property
+    def cost(self) -> float | None:
+        """Dollars for all ranks, by `Planner.hour`; None without a price."""
+        return self.costs.dollars
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Warnings about the shape and reasons for its layout."""
+        return self.costs.flags
+
+    @property
+    def compile_seconds(self) -> float:
+        """The part of `seconds` that compiling takes."""
+        return self.costs.chosen.cost.compile_seconds
 
     @property
     def save_seconds(self) -> float:
@@ -113,6 +145,62 @@ class PlannedCell:
         }
 
 
+@dataclass(frozen=True)
+class ShapeCost:
+    """What all cells of one shape and recipe cost; each number is computed on first use.
+
+    Rows are read without a layout: parameters and FLOPs need none.
+    """
+
+    planner: "Planner"
+    shape: Shape
+    recipe: Recipe
+    given: Layout | None = None
+    """The layout; None for the one that the planner chooses."""
+
+    @cached_property
+    def of_any_layout(self) -> Cost:
+        """The cost on one device, whose parameters and training FLOPs are those of every layout."""
+        return self._layouts.cost(self.shape, Layout())
+
+    @cached_property
+    def chosen(self) -> Choice:
+        """The layout with its cost.
+
+        Raises:
+            SpecError: the shape fits no layout.
+        """
+        layouts = self._layouts
+        return Choice(layouts.cost(self.shape, self.given), ()) if self.given else layouts.choose(self.shape)
+
+    @property
+    def _layouts(self) -> LayoutPlanner:
+        return replace(self.planner.layouts, recipe=self.recipe)
+
+    @cached_property
+    def seconds(self) -> float:
+        """See `PlannedCell.seconds`."""
+        spec = self.planner.spec
+        held_out = spec.data.held_out_tokens(self.recipe.context)
+        return self.chosen.cost.seconds(spec.resources.evaluations, held_out)
+
+    @property
+    def dollars(self) -> float | None:
+        """See `PlannedCell.cost`."""
+        price, sharing = self.planner.hour, self.planner.spec.resources.sharing
+        return None if price is None else price * self.seconds * self.chosen.layout.ranks / sharing / 3600
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """See `PlannedCell.flags`."""
+        vocabulary = self.planner.layouts.vocabulary
+        # The rank of the embedding is at most the vocabulary, so that more width adds less than its parameters suggest
+        # (Wies, Levine, Jannai and Shashua 2021, arXiv 2105.03928).
+        if self.shape.width > vocabulary:
+            return (f"width above the vocabulary of {vocabulary} tokens", *self.chosen.flags)
+        return self.chosen.flags
+
+
 def describe_network(cells: Sequence[PlannedCell]) -> str:
     """Return the trained network of cells of one study in words."""
     recipe = cells[0].cell.recipe
@@ -151,7 +239,7 @@ class Planner:
     """The measured speed of this machine that the times follow; None if it was not measured, or on a cluster."""
     price: GpuPrice | None = None
     """Of its device, by the table of prices."""
-    _known: dict[tuple[Shape, int], Choice] = field(default_factory=dict, repr=False, compare=False)
+    _costs: dict[tuple[Shape, int], ShapeCost] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def epochs(self) -> float | None:
@@ -190,51 +278,38 @@ class Planner:
         self, found: FrontierShape, factor: float, seed: int, purpose: str = "", steps: int | None = None
     ) -> PlannedCell:
         """Plan one cell; see `Plan.planned_for`."""
-        shape, resources = found.shape, self.spec.resources
-        training = self.spec.training
-        steps = steps or self.spec.step_counts(found)[-1]
-        if (shape, steps) not in self._known:
-            planner = replace(self.layouts, recipe=self.spec.recipe_of(steps))
-            self._known[shape, steps] = planner.choose(shape)
-        choice = self._known[shape, steps]
-        recipe = choice.cost.recipe
-        cost, flags, vocabulary = choice.cost, choice.flags, self.layouts.vocabulary
-        # The rank of the embedding is at most the vocabulary, so that more width adds less than its parameters suggest
-        # (Wies, Levine, Jannai and Shashua 2021, arXiv 2105.03928).
-        if shape.width > vocabulary:
-            flags = (f"width above the vocabulary of {vocabulary} tokens", *flags)
-        rate = training.rate(shape) * factor
+        shape, steps = found.shape, steps or self.spec.step_counts(found)[-1]
+        if (shape, steps) not in self._costs:
+            self._costs[shape, steps] = ShapeCost(self, shape, self.spec.recipe_of(steps))
+        costs = self._costs[shape, steps]
+        if self.layouts.must_fit:
+            # A shape that fits no layout is an error of the plan, not of what reads it later.
+            costs.chosen  # noqa: B018
+        return PlannedCell(
+            cell=self.trained(shape, factor, seed, costs.recipe),
+            budget=found.budget,
+            compute=found.compute,
+            lr_factor=factor,
+            costs=costs,
+            level=_level(self.spec, found, costs.recipe),
+            purpose=purpose,
+        )
+
+    def trained(self, shape: Shape, factor: float, seed: int, recipe: Recipe) -> Cell:
+        """Return what is trained, whose key decides which row is its own; this needs no layout.
+
+        Raises:
+            SpecError: the learning-rate rule has no rate for the shape.
+        """
+        rate = self.spec.training.rate(shape) * factor
         if not 0 < rate < math.inf:
             raise SpecError(
                 f"the peak learning rate of depth {shape.depth}, width {shape.width} is {rate:g} by the rule "
                 f"`training.lr` times the factor {factor:g} of `search.lr_factors`; choose others, so that it is a "
                 "positive number."
             )
-        seconds = cost.seconds(resources.evaluations, self.spec.data.held_out_tokens(recipe.context))
-        price = self.hour
-        return PlannedCell(
-            cell=Cell(
-                shape=shape,
-                recipe=recipe,
-                data=self.spec.data,
-                data_key=self.data_key,
-                lr=rate,
-                seed=seed,
-            ),
-            budget=found.budget,
-            compute=found.compute,
-            lr_factor=factor,
-            parameters=cost.parameters,
-            tokens=recipe.tokens,
-            flops=cost.training_flops,
-            memory_bytes=cost.memory.total,
-            layout=choice.layout,
-            seconds=seconds,
-            cost=None if price is None else price * seconds * choice.layout.ranks / resources.sharing / 3600,
-            flags=flags,
-            compile_seconds=cost.compile_seconds,
-            level=_level(self.spec, found, recipe),
-            purpose=purpose,
+        return Cell(
+            shape=shape, recipe=recipe, data=self.spec.data, data_key=self.data_key, lr=rate, seed=seed
         )
 
 

@@ -55,8 +55,8 @@ class Plan:
     cells: tuple[PlannedCell, ...]
     misses: tuple[Miss, ...]
     """Depths without a shape at a budget."""
-    notes: tuple[str, ...]
-    """Assumptions and warnings, in sentences."""
+    first_notes: tuple[str, ...]
+    """Those of `notes` that do not depend on layouts."""
     planner: Planner = field(repr=False, compare=False)
     """Plans cells that are not listed."""
     more: tuple[PlannedCell, ...] = ()
@@ -66,6 +66,11 @@ class Plan:
     def search(self) -> SearchSection:
         """The section that says which of the cells are trained."""
         return self.planner.spec.search
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Assumptions and warnings, in sentences."""
+        return (*self.first_notes, *_notes(self.planner, self.cells))
 
     @cached_property
     def pool(self) -> tuple[PlannedCell, ...]:
@@ -215,7 +220,8 @@ def make_plan(
     Args:
         spec: the study.
         base: folder of relative paths of the data.
-        to_read: whether the rows are only read; then the study need not fit the devices of this machine.
+        to_read: whether the rows are only read; then layouts are chosen on first use, and the study need not fit the
+            devices of this machine.
         room: capacity of a joined cluster; without it the plan is for this machine.
 
     Raises:
@@ -247,12 +253,11 @@ def make_plan(
         protocol=digest(shared),
         cells=cells,
         misses=missed,
-        notes=(
+        first_notes=(
             *(miss.reason for miss in missed),
             *refused,
             *([repeats] if repeats else []),
             *spec.data.notes(base),
-            *_notes(planner, cells),
         ),
         planner=planner,
         more=tuple(more),

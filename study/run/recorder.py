@@ -10,10 +10,9 @@ from study.revision import revision
 from study.run.console import Viewer
 from study.search import Search
 from study.spec.devices import DEVICES
-from study.tracking.ledger import CurveUpdate, Parameters, Row, Status
+from study.tracking.ledger import COLUMNS, CurveUpdate, Parameters, Row, Status
 from study.tracking.mirror import Mirror
 from study.tracking.study_paths import StudyPaths
-from study.tracking.tables import identity
 from trainables.progress import Progress, Result
 from trainables.storage.storage import discard, under
 
@@ -124,9 +123,9 @@ class Recorder:
 
 def cell_parameters(plan: Plan, planned: PlannedCell) -> Parameters:
     """Return the parameters of a cell, one value per name: options of DeepSpeed and the base shape are JSON."""
-    cell = planned.cell
+    cell, record = planned.cell, planned.row()
     return {
-        **{name: value for name, value in identity(planned).items() if name != "cell"},
+        **{name: record[name] for name in COLUMNS if name in record},
         "vocabulary": plan.vocabulary,
         "data_key": cell.data_key,
         **{

@@ -184,7 +184,7 @@ class _Run:
         return ThenSensitivityRuns(
             self.search,
             lambda key: key in rows and rows[key].status != "failed",
-            lambda: sensitivity_cells(self.spec, self.plan, study_of_rows(self.plan, rows)),
+            lambda: sensitivity_cells(self.spec, self.plan, study_of_rows(rows, self.plan.name)),
             self.recorder.add_sensitivity_cells,
         )
 
@@ -196,7 +196,7 @@ class _Run:
             self.console.print(Text(f"The search has ended: {ending}"))
         if not rows:
             return None, None
-        table = run_table(self.plan, rows)
+        table = run_table(rows, self.plan.name, with_order=not self.plan.search.is_grid)
         table.write_csv(paths.runs)
         fit, report = None, None
         if conclude and finished and any(row.loss is not None for row in rows.values()):

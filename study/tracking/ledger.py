@@ -14,14 +14,22 @@ from pydantic import BaseModel, ConfigDict
 
 from core.errors import printable
 from core.files import write_text
-from study.plan import Outcome, Plan, PlannedCell
+from study.plan import Outcome, Plan
+from trainables.cell import Shape
+from trainables.model.family import OPTIONAL
 from trainables.progress import Evaluation, Point
 from trainables.storage.storage import Folder, open_storage, patiently, shown, unusable
 
 _LOG = logging.getLogger(__name__)
 
-#: Parameters of a row from which its cell can be planned again.
-SHAPE = ("depth", "width", "heads", "seed", "budget", "lr_factor")
+#: Parameters of a row that are columns of the run table: `compute` only of cells at equal FLOPs, and those after
+#: `network` only of networks other than the default one.
+COLUMNS = (
+    *("depth", "width", "heads", "params", "total_params", "budget", "compute", "seed", "lr", "lr_factor"),
+    *("tokens", "flops", "network", *OPTIONAL),
+)
+#: Parameters of a row that say where its cell stands in the study.
+PLACE = ("budget", "lr_factor", "seed")
 #: Row files read at a time: an object store takes some 50 ms for each.
 READERS = 16
 #: Libraries that affect a loss or a row.
@@ -75,6 +83,31 @@ class Row(BaseModel):
     notes: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What the rows of a study are sorted by: the main study first, then compute, N, shape, tokens, rate, seed."""
+        names = ("compute", "budget", "depth", "width", "tokens", "lr_factor", "seed")
+        return self.purpose, *(self.parameters.get(name) or 0 for name in names), self.cell
+
+    def record(self, measures: Collection[str]) -> dict[str, Any]:
+        """Return the row as one flat record of the run table, with these measures, None for those it lacks."""
+        return {
+            "cell": self.cell,
+            **{name: self.parameters[name] for name in COLUMNS if name in self.parameters},
+            "loss": self.loss,
+            "bits_per_byte": self.bits_per_byte,
+            "status": self.status,
+            "reason": self.reason,
+            "vocabulary": self.parameters.get("vocabulary"),
+            "epochs": self.epochs,
+            "train_seconds": self.train_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "utilisation": self.utilisation,
+            **{name: self.measures.get(name) for name in measures},
+            "protocol": self.protocol,
+            "purpose": self.purpose,
+        }
 
     def without_curves(self) -> Self:
         """Return the row with the validation losses as its only curve, so that memory does not grow with a study."""
@@ -221,40 +254,57 @@ def study_rows(plan: Plan, rows: Mapping[str, Row]) -> dict[str, Row]:
     """Return those of the ledger's rows that belong to a study, in the order in which the cells finished.
 
     These are the rows of its plan, and those of the same protocol that a search or a sensitivity run of the study has
-    chosen under other limits; `with_recorded` plans the latter.
+    chosen under other limits. A cell that the plan lists has the title, budget, factor and purpose of the plan: another
+    spec may have trained it as a sensitivity run.
     """
-    found = [row for key, row in rows.items() if plan.by_key(key) or _recorded(plan, row)]
-    return {row.cell: row for row in sorted(found, key=lambda row: (row.ended, row.cell))}
+    members = []
+    for key, row in rows.items():
+        if planned := plan.by_key(key):
+            placed = {"budget": planned.budget, "lr_factor": planned.lr_factor}
+            if planned.compute is not None:
+                placed["compute"] = planned.compute
+            changes = {"name": planned.title, "purpose": planned.purpose}
+            parameters = {**row.parameters, **placed}
+            members.append(row.model_copy(update={**changes, "parameters": parameters}))
+        elif _chosen_shape(plan, row):
+            members.append(row)
+    return {row.cell: row for row in sorted(members, key=lambda row: (row.ended, row.cell))}
 
 
 def with_recorded(plan: Plan, rows: Mapping[str, Row]) -> Plan:
-    """Return the plan with the cells of all rows: a search may have chosen them under other limits."""
-
-    def order(planned: PlannedCell) -> tuple[Any, ...]:
-        cell = planned.cell
-        return planned.budget, cell.shape.depth, planned.lr_factor, cell.seed, cell.key
-
-    found = [_recorded(plan, row) for key, row in rows.items() if plan.by_key(key) is None]
-    new = sorted((planned for planned in found if planned), key=order)
+    """Return the plan with the cells of all rows, from which a search resumes."""
+    new = []
+    for row in in_table_order(rows):
+        if plan.by_key(row.cell) is None and (chosen := _chosen_shape(plan, row)):
+            shape, steps = chosen
+            budget, factor, seed = (float(row.parameters.get(name) or 0) for name in PLACE)
+            new.append(plan.planned_for(shape, budget, factor, int(seed), row.purpose, steps))
     return replace(plan, more=(*plan.more, *new)) if new else plan
 
 
-def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
-    """Return the cell of a row that the plan does not list; None for one of another study."""
+def _chosen_shape(plan: Plan, row: Row) -> tuple[Shape, int] | None:
+    """Return the shape and steps of a row that the plan does not list; None for a row of another study."""
     if row.protocol != plan.protocol or not (row.purpose or plan.search.chooses_cells):
         return None
-    depth, width, heads, seed, budget, factor = (float(row.parameters.get(name) or 0) for name in SHAPE)
-    frontier = plan.planner.spec.frontier
+    depth, width, heads = (float(row.parameters.get(name) or 0) for name in ("depth", "width", "heads"))
+    _, factor, seed = (float(row.parameters.get(name) or 0) for name in PLACE)
+    planner = plan.planner
+    frontier = planner.spec.frontier
     if depth not in frontier.depth_values or width % frontier.step:
         return None
     shape = frontier.shape(int(depth), int(width))
     if heads != shape.heads:
         return None
-    for steps in plan.planner.spec.training.step_counts(shape):
-        planned = plan.planned_for(shape, budget, factor, int(seed), row.purpose, steps)
-        if planned.cell.key == row.cell:
-            return planned
+    for steps in planner.spec.training.step_counts(shape):
+        # The key needs no layout.
+        if planner.trained(shape, factor, int(seed), planner.spec.recipe_of(steps)).key == row.cell:
+            return shape, steps
     return None
+
+
+def in_table_order(rows: Mapping[str, Row]) -> list[Row]:
+    """Return rows in the order of the run table."""
+    return sorted(rows.values(), key=lambda row: row.place)
 
 
 def outcomes(rows: Mapping[str, Row]) -> dict[str, Outcome]:

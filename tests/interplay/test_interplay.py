@@ -31,6 +31,7 @@ from interplay.verbs.recommend import recommend_each
 from interplay.verbs.theory import theory_bounds
 from study.errors import SpecError
 from study.plan.plan import make_plan
+from study.run.recorder import cell_parameters
 from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
 from tests.command import interplay as command
@@ -69,7 +70,8 @@ def leave_rows(folder, *changes, failed=(), lost=False):
         status = "failed" if planned.title in failed else "diverged" if lost else "done"
         study_paths(spec, folder).ledger.put(
             Row(
-                cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status=status,
+                cell=planned.cell.key, name=planned.cell.name, parameters=cell_parameters(plan, planned),
+                protocol=plan.protocol, status=status,
                 ended=rank + 1.0, reason=None if status == "done" else f"{status} at step {rank}",
                 loss=loss if status == "done" else None, start=layers,
                 measures={**layers, "accuracy": 0.5, "accuracy_hops_2": 0.6, "accuracy_hops_4": 0.4},

@@ -3,7 +3,6 @@
 Devices are busy, a machine is lost; prints where the ranks of each try were.
 """
 
-import dataclasses
 import os
 import sys
 import time
@@ -20,7 +19,7 @@ from study.run.tune_interface import resource_request
 from study.run.tuner import run_cells
 from study.spec.study import load_spec
 from study.workers.machines import Slots, live_machines
-from tests.stubs import Cells, Recorder, stub_result
+from tests.stubs import Cells, Recorder, in_layout, stub_result
 from tests.study.small import SMALL
 from trainables.layout import Layout
 from trainables.progress import Progress
@@ -103,7 +102,7 @@ def main(root):
 
     plan = make_plan(load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
     (planned,) = plan.cells
-    source = Cells([dataclasses.replace(planned, layout=PAIRS)])
+    source = Cells([in_layout(planned, PAIRS)])
     listener = Losing(root, cluster)
     settings = TrialSettings(data_root=root, checkpoint_root=root, checkpoint_every=1, evaluations=1)
     assert run_cells(source, SLOTS, settings, 1, listener, root / "tune", trainable=trial, one_machine=False)

@@ -418,3 +418,46 @@ def test_a_foreign_experiment_is_a_table_of_its_runs(tmp_path):
     assert any("2 rows (1 failed, 1 running)" in note for note in runs.notes)
     with pytest.raises(InputError, match="loss"):
         read_runs("mlflow:sweep", {"loss": "metrics.los"}, tracking_uri=uri)
+
+
+def test_a_table_of_records_is_that_of_their_frame():
+    """The records of a study need no reading; the reader of foreign tables is the truth for them."""
+    first = {
+        **{"cell": "a", "depth": 2, "width": 16, "heads": 2, "params": 6144, "total_params": 7000},
+        **{"budget": 6e3, "seed": 0, "lr": 1e-3, "lr_factor": 1.0, "tokens": 1000, "flops": 1e9, "loss": 2.5},
+        **{"status": "done", "reason": None, "vocabulary": 64, "epochs": None, "train_seconds": 2.0},
+        **{"accuracy": 0.5, "protocol": "p"},
+    }  # fmt: skip
+    lost = {"loss": None, "accuracy": None}
+    records = [
+        first,
+        {**first, "cell": "b", "seed": 1, "network": "llama"},
+        {
+            **first,
+            "cell": "c",
+            "depth": 1,
+            "params": 3072,
+            "status": "diverged",
+            "reason": "the loss is nan",
+            **lost,
+        },
+        {
+            **first,
+            "cell": "d",
+            "depth": 3,
+            "params": 9216,
+            "status": "failed",
+            "reason": "out of memory",
+            **lost,
+        },
+        {**first, "cell": "e", "depth": 4, "params": 12288, "loss": np.inf},
+        {**first, "cell": "f", "seed": 2, "purpose": "sensitivity", "bits_per_byte": 1.25, "epochs": 0.5},
+    ]
+    made, read = RunTable.of_records(records, "the study"), RunTable.from_frame(pd.DataFrame(records))
+    pd.testing.assert_frame_equal(made.frame, read.frame)
+    pd.testing.assert_frame_equal(made.used, read.used)
+    assert list(made.used["cell"]) == ["a", "b", "f"]
+    assert made.left_out == read.left_out
+    assert made.notes == read.notes == ()
+    with pytest.raises(InputError):
+        RunTable.of_records([], "the study")

@@ -2,9 +2,15 @@
 
 import math
 
+import pandas as pd
 import pytest
 
+from interplay.verbs.answer import fit_source, study_runs
+from interplay.verbs.status import study_status
+from study.errors import SpecError
+from study.plan.layouts import LayoutPlanner
 from study.plan.plan import make_plan
+from study.run.recorder import cell_parameters
 from study.spec.study import load_spec
 from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
@@ -22,7 +28,8 @@ def leave_rows(folder, *changes):
         loss = 2.0 - 0.1 * distance + (0.05 * distance if planned.cell.shape.depth == 1 else 0.0)
         paths.ledger.put(
             Row(
-                cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, study=spec.name, status="done",
+                cell=planned.cell.key, name=planned.cell.name, parameters=cell_parameters(plan, planned),
+                protocol=plan.protocol, study=spec.name, status="done",
                 ended=rank + 1.0, loss=loss + 0.002 * planned.cell.seed,
             )
         )  # fmt: skip
@@ -48,3 +55,20 @@ def test_a_page_written_anew_tells_why_the_search_ended(command, tmp_path):
     folder = leave_rows(tmp_path, *SEARCHED)
     assert command("report", SMALL, "frontier.depths=[1, 2]", *SEARCHED, "--results", str(tmp_path))[0] == 0
     assert "The limit of 30 cells is reached." in (folder / "report.html").read_text()
+
+
+def test_a_study_that_cannot_be_trained_here_is_read_from_its_rows_without_any_layout(tmp_path, monkeypatch):
+    changes = ["frontier.depths=[1, 2]", "resources.tensor_parallel=64"]
+    leave_rows(tmp_path)
+    spec = load_spec(SMALL, changes)
+    with pytest.raises(SpecError, match="tensor_parallel"):
+        make_plan(spec)
+    cpu_runs = study_runs(load_spec(SMALL, changes[:1]), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(LayoutPlanner, "choose", lambda *_: pytest.fail("a layout was chosen"))
+        source = study_runs(spec, tmp_path)
+        assert study_status(spec, tmp_path).counts == {"done": len(cpu_runs.plan.cells)}
+    pd.testing.assert_frame_equal(source.table.frame, cpu_runs.table.frame)
+    fits = [fit_source(runs, level=0.95, tokens=None, unit="nats").crossings for runs in (source, cpu_runs)]
+    assert fits[0] == fits[1]
+    assert fits[0][0].params == pytest.approx(6000, rel=0.1)

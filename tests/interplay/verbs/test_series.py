@@ -11,6 +11,7 @@ from analysis.runs.bytes import NoBytesError
 from analysis.units import bits_per_byte
 from interplay.verbs.series import write_page
 from study.plan.plan import make_plan
+from study.run.recorder import cell_parameters
 from study.spec.study import load_spec, members
 from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
@@ -37,7 +38,8 @@ def leave_rows(folder, *overrides, value=loss, sizes=None):
         for rank, planned in enumerate(plan.cells):
             study_paths(one, folder).ledger.put(
                 Row(
-                    cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done",
+                    cell=planned.cell.key, name=planned.cell.name, parameters=cell_parameters(plan, planned),
+                protocol=plan.protocol, status="done",
                     ended=rank + 1.0, loss=value(planned, CROSSING[varied]), measures={"accuracy": 0.5},
                     bits_per_byte=bits_per_byte(value(planned, CROSSING[varied]), (sizes or {}).get(varied)),
                 )

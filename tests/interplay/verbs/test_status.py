@@ -14,6 +14,7 @@ from analysis.fit.answer import short_answer
 from interplay.verbs.answer import study_fit
 from interplay.verbs.status import status_json, status_table, study_status
 from study.plan.plan import make_plan
+from study.run.recorder import cell_parameters
 from study.spec.study import load_spec
 from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
@@ -30,12 +31,10 @@ def write(folder, *overrides, cells):
     spec = load_spec(SMALL, overrides)
     plan = make_plan(spec)
     for rank, planned in enumerate(cells(plan)):
-        shape, names = planned.cell.shape, ("budget", "lr_factor", "seed")
-        own = {**shape.model_dump(), **{name: planned.row()[name] for name in names}}
         study_paths(spec, folder).ledger.put(
             Row(
                 cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done",
-                parameters=own, loss=loss_of(planned), ended=rank + 1.0,
+                parameters=cell_parameters(plan, planned), loss=loss_of(planned), ended=rank + 1.0,
             )
         )  # fmt: skip
     return study_status(spec, folder)
@@ -52,7 +51,7 @@ def test_a_searchs_status_lists_what_it_trained(tmp_path):
     document = status_json(state)
     assert document["counts"] == {"done": 30}
     assert len(document["cells"]) == 30
-    assert document["flops"] == pytest.approx(sum(planned.flops for planned in state.cells))
+    assert document["flops"] == pytest.approx(sum(cell["flops"] for cell in state.cells))
     assert (document["answer"], document["learning_rate"]) == ([], None)
     proposed = shlex.split(text(state).split("`")[-2])
     assert proposed == ["interplay", "fit", "small", "--results", str(tmp_path)]
@@ -62,7 +61,7 @@ def test_a_grids_status_lists_what_is_missing_and_has_the_answer_of_the_last_fit
     half = {"cells": lambda plan: [p for p in plan.cells if p.cell.seed < 2]}
     state = write(tmp_path, "search.sampler=grid", **half)
     assert status_json(state)["counts"] == {"done": 30, "missing": 15}
-    fitted = study_fit(state.plan, run_table(state.plan, state.rows), tmp_path)
+    fitted = study_fit(state.plan, run_table(state.rows, "small"), tmp_path)
     state.paths.folder.mkdir(exist_ok=True)
     (state.paths.folder / "fit.json").write_text(json.dumps(fitted.to_json()))
     state = write(tmp_path, "search.sampler=grid", **half)

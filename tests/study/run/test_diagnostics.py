@@ -118,17 +118,17 @@ def test_measures_of_layers_reach_mlflow_and_the_report(plan, template, tmp_path
     expected |= {(cell, 1200, "rank_residual", 2, 0.875) for cell in cells[:2]}
     expected |= {(cells[2], 0, "rank_residual", 1, 0.25)}
     for rows in (recorder.rows, paths.ledger.rows()):
-        table = layer_table(plan, rows)
+        table = layer_table(rows)
         assert list(table.columns) == ["cell", "step", "name", "layer", "value"]
         assert set(table.itertuples(index=False, name=None)) == expected
         assert len(table) == len(expected)
-        runs = run_table(plan, rows).frame
+        runs = run_table(rows, plan.name).frame
         assert runs["induction_score"].tolist()[:2] == [0.125, 0.125], "what is no layer's is a column"
         assert not [name for name in runs.columns if "/" in name]
 
 
-def test_a_study_without_diagnostics_has_no_table_of_layers(plan):
-    assert layer_table(plan, {}).empty
+def test_a_study_without_diagnostics_has_no_table_of_layers():
+    assert layer_table({}).empty
 
 
 def test_the_preset_compares_depths_of_one_width_in_minutes():

@@ -1,6 +1,5 @@
 """Ray Tune for real, with trials that train nothing: what is scheduled, retried, stopped and said."""
 
-import dataclasses
 import math
 import os
 import signal
@@ -27,7 +26,7 @@ from study.spec.study import load_spec
 from study.workers.causes import own_place
 from study.workers.machines import MachineLosses, Slots
 from study.workers.ray_session import private_ray
-from tests.stubs import Cells, Recorder, stub_result
+from tests.stubs import Cells, Recorder, in_layout, stub_result
 from tests.study.small import SMALL
 from trainables.layout import Layout
 from trainables.progress import Evaluation, Point, Progress
@@ -155,7 +154,7 @@ def test_a_report_of_a_diverged_cell_survives_its_way_to_the_driver():
 
 def test_a_gang_waits_for_its_devices_and_no_later_cell_overtakes_it(monkeypatch):
     one, two, three, four = seeds(4)
-    wide = dataclasses.replace(three, layout=TP2)
+    wide = in_layout(three, TP2)
     queue = queue_of([one, two, wide, four])
     monkeypatch.setattr(queue.losses, "live_ranks", lambda: 0)
 
@@ -182,7 +181,7 @@ def test_no_cell_is_begun_beside_a_gang_that_waits_for_devices_which_are_there(m
     cells = seeds(4)
     live, clock = 2, 0.0
     monkeypatch.setattr("study.run.cell_queue.time.monotonic", lambda: clock)
-    queue = queue_of([cells[1], dataclasses.replace(cells[0], layout=TP2), *cells[2:]], devices=5)
+    queue = queue_of([cells[1], in_layout(cells[0], TP2), *cells[2:]], devices=5)
     monkeypatch.setattr(queue.losses, "live_ranks", lambda: live)
     callback = StudyCallback(queue, Recorder(), one_machine=True)
     gang = SimpleNamespace(trial_id="gang")

@@ -9,6 +9,7 @@ import pytest
 from analysis.runs.table import read_runs
 from study.errors import SpecError
 from study.plan.plan import make_plan
+from study.run.recorder import cell_parameters
 from study.spec.study import load_spec
 from study.tracking.ledger import (
     Ledger,
@@ -38,16 +39,16 @@ def where(tmp_path):
     return paths
 
 
-def row(planned, status="done", loss=0.9, reason=None):
+def row(plan, planned, status="done", loss=0.9, reason=None):
     return Row(
         cell=planned.cell.key, name=planned.cell.name, protocol="p", status=status, reason=reason,
-        loss=loss if status == "done" else None, train_seconds=3.0,
+        loss=loss if status == "done" else None, train_seconds=3.0, parameters=cell_parameters(plan, planned),
     )  # fmt: skip
 
 
 def test_run_table_has_the_columns_of_the_contract_in_the_plans_order(plan):
-    rows = {p.cell.key: row(p, loss=1 + i / 100) for i, p in enumerate(plan.cells)}
-    table = run_table(plan, dict(reversed(rows.items())))
+    rows = {p.cell.key: row(plan, p, loss=1 + i / 100) for i, p in enumerate(plan.cells)}
+    table = run_table(dict(reversed(rows.items())), "small")
     contract = ["cell", "depth", "width", "heads", "params", "total_params", "budget", "seed", "lr", "tokens", "loss",
                 "status", "reason", "train_seconds"]  # fmt: skip
     assert list(table.frame.columns)[: len(contract)] == contract
@@ -58,15 +59,15 @@ def test_run_table_has_the_columns_of_the_contract_in_the_plans_order(plan):
 
 
 def test_bits_per_byte_are_a_column_of_the_run_table_where_a_cell_has_them(plan, tmp_path):
-    rows = {p.cell.key: row(p, loss=1 + i / 100) for i, p in enumerate(plan.cells)}
-    assert "bits_per_byte" not in run_table(plan, rows).frame
+    rows = {p.cell.key: row(plan, p, loss=1 + i / 100) for i, p in enumerate(plan.cells)}
+    assert "bits_per_byte" not in run_table(rows, "small").frame
     known = {key: one.model_copy(update={"bits_per_byte": one.loss / 2}) for key, one in rows.items()}
     known[plan.cells[0].cell.key] = rows[plan.cells[0].cell.key]
-    table = run_table(plan, known)
+    table = run_table(known, "small")
     assert math.isnan(table.frame["bits_per_byte"].iloc[0])
     assert list(table.frame["bits_per_byte"][1:]) == [one / 2 for one in table.frame["loss"][1:]]
     again = read_runs(table.write_csv(tmp_path / "runs.csv"))
-    assert again.notes == run_table(plan, rows).notes
+    assert again.notes == run_table(rows, "small").notes
     pd.testing.assert_frame_equal(
         again.used[["loss", "bits_per_byte"]], table.used[["loss", "bits_per_byte"]]
     )
@@ -75,10 +76,10 @@ def test_bits_per_byte_are_a_column_of_the_run_table_where_a_cell_has_them(plan,
 def test_cells_without_a_row_are_not_in_the_table_and_bad_endings_have_their_reason(plan):
     ends = [("done", None), ("diverged", "the training loss is nan"), ("failed", "out of memory")]
     rows = {
-        p.cell.key: row(p, status, reason=reason)
+        p.cell.key: row(plan, p, status, reason=reason)
         for p, (status, reason) in zip(plan.cells, ends, strict=False)
     }
-    table = run_table(plan, rows)
+    table = run_table(rows, "small")
     assert len(table.frame) == 3
     assert len(table.used) == 1
     assert len(table.left_out) == 2
@@ -88,8 +89,11 @@ def test_cells_without_a_row_are_not_in_the_table_and_bad_endings_have_their_rea
 
 
 def test_failed_cells_are_tried_again_and_diverged_ones_are_not(plan):
-    diverged, failed = row(plan.cells[1], "diverged", reason="x"), row(plan.cells[2], "failed", reason="y")
-    rows = {"a": row(plan.cells[0]), "b": diverged, "c": failed}
+    diverged, failed = (
+        row(plan, plan.cells[1], "diverged", reason="x"),
+        row(plan, plan.cells[2], "failed", reason="y"),
+    )
+    rows = {"a": row(plan, plan.cells[0]), "b": diverged, "c": failed}
     assert {key: outcome.loss for key, outcome in outcomes(rows).items()} == {"a": 0.9, "b": None}
 
 
@@ -182,8 +186,8 @@ def test_curves_come_back_from_the_rows_without_what_is_not_finite(tmp_path):
 
 
 def test_rows_of_other_studies_are_left_out(plan, where):
-    where.ledger.put(row(plan.cells[0]))
-    where.ledger.put(row(plan.cells[1]).model_copy(update={"cell": "another-study"}))
+    where.ledger.put(row(plan, plan.cells[0]))
+    where.ledger.put(row(plan, plan.cells[1]).model_copy(update={"cell": "another-study"}))
     assert list(study_rows(plan, where.ledger.rows())) == [plan.cells[0].cell.key]
 
 
@@ -224,7 +228,7 @@ def test_a_study_is_locked_for_one_process_and_free_when_it_dies(where):
 
 def test_unfinished_cells_failed_or_started_or_left_a_checkpoint_in_this_order(plan, where):
     done, failed, cut, started, other = plan.cells[:5]
-    rows = {done.cell.key: row(done), failed.cell.key: row(failed, "failed", reason="x")}
+    rows = {done.cell.key: row(plan, done), failed.cell.key: row(plan, failed, "failed", reason="x")}
     for planned in (done, cut, started):
         (where.checkpoints / planned.cell.key).mkdir(parents=True)
     unfinished = where.unfinished
@@ -313,13 +317,9 @@ def test_secrets_in_the_environment_of_a_machine_are_refused_unseen(
 SEARCH = "search={sampler: crossing, max_cells: 30}"
 
 
-def parameters_of(planned):
-    return {name: planned.row()[name] for name in ("depth", "width", "heads", "seed", "budget", "lr_factor")}
-
-
 def searched(plan, planned, ended, **changes):
-    values = {"protocol": plan.protocol, "parameters": parameters_of(planned), "ended": ended}
-    return row(planned).model_copy(update={**values, **changes})
+    values = {"protocol": plan.protocol, "ended": ended}
+    return row(plan, planned).model_copy(update={**values, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -333,7 +333,7 @@ def test_rows_come_in_the_order_in_which_they_ended(crossing, where):
         where.ledger.put(searched(crossing, planned, ended))
     known = study_rows(crossing, where.ledger.rows())
     assert list(known) == [cells[1].cell.key, cells[2].cell.key, cells[0].cell.key]
-    table = run_table(crossing, known).frame.set_index("cell")
+    table = run_table(known, "small", with_order=True).frame.set_index("cell")
     assert [int(table.loc[p.cell.key, "order"]) for p in cells] == [3, 1, 2]
     assert "purpose" not in table
 
@@ -358,7 +358,7 @@ def test_a_search_knows_the_rows_it_made_under_other_limits_and_those_of_no_othe
     assert crossing.by_key(seed.cell.key) is None
     found = with_recorded(crossing, known).by_key(seed.cell.key)
     assert found == seed
-    assert list(run_table(crossing, known).frame["cell"]) == [seed.cell.key]
+    assert list(run_table(known, "small").frame["cell"]) == [seed.cell.key]
     assert study_rows(make_plan(load_spec(SMALL)), where.ledger.rows()) == {}, "a grid is its list"
 
 
@@ -369,11 +369,11 @@ def test_cells_of_an_arm_are_marked_unless_the_study_lists_them_itself(plan, whe
     for one in rows:
         where.ledger.put(one)
     known = study_rows(plan, where.ledger.rows())
-    table = run_table(plan, known).frame.set_index("cell")
+    table = run_table(known, "small").frame.set_index("cell")
     assert table["purpose"].to_dict() == {first.cell.key: "", sensitivity_run.cell.key: "sensitivity"}
     assert "order" not in table, "a grid has no order of its own"
     both = make_plan(load_spec(SMALL, ["search.lr_factors=[1, 2]"]))
-    assert "purpose" not in run_table(both, study_rows(both, where.ledger.rows())).frame
+    assert "purpose" not in run_table(study_rows(both, where.ledger.rows()), "small").frame
 
 
 def test_sensitivity_runs_of_several_numbers_of_tokens_are_planned_again_with_their_own(where):

@@ -175,7 +175,7 @@ def test_fit_reads_from_mlflow_what_the_ledger_has_to_the_last_digit(uri, tmp_pa
     recorder.ended(plan.cells[6], diverged)
     mirror.close()
     assert mirror.problems == []
-    ours = run_table(plan, study_rows(plan, paths.ledger.rows())).frame.set_index("cell")
+    ours = run_table(study_rows(plan, paths.ledger.rows()), "study").frame.set_index("cell")
     theirs = read_runs("mlflow:study", {}, tracking_uri=uri).frame.set_index("cell")
     shared = [name for name in theirs.columns if name in ours.columns]
     assert {"depth", "width", "params", "seed", "lr", "loss", "accuracy", "status", "protocol"} <= set(shared)

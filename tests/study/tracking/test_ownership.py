@@ -51,7 +51,7 @@ def paths(tmp_path):
 def test_a_study_grows_in_its_folder(paths, wider):
     plan = planned()
     rows = trained(plan)
-    run_table(plan, rows).write_csv(paths.runs)
+    run_table(rows, "small").write_csv(paths.runs)
     check_owner(planned(*wider), paths, rows)
 
 
@@ -78,7 +78,7 @@ def test_another_study_of_the_same_name_is_refused(paths, other, shares):
 def test_a_study_does_not_replace_a_table_whose_rows_are_in_another_ledger(paths):
     """With another storage or experiment the ledger is empty, and the report in the folder is the same."""
     plan = planned()
-    run_table(plan, trained(plan)).write_csv(paths.runs)
+    run_table(trained(plan), "small").write_csv(paths.runs)
     check_owner(plan, paths, {})
     with pytest.raises(OtherStudyError):
         check_owner(planned("frontier.depths=[1, 2]"), paths, {})

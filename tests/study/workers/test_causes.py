@@ -27,6 +27,7 @@ from study.workers.causes import (
     oom_kills,
 )
 from study.workers.machines import Slots
+from tests.stubs import in_layout
 from tests.study.small import SMALL
 from trainables.layout import Layout
 
@@ -41,7 +42,7 @@ def planned():
 
 @pytest.fixture(scope="module")
 def pair(planned):
-    return dataclasses.replace(planned, layout=Layout(tensor_parallel=2, zero=1))
+    return in_layout(planned, Layout(tensor_parallel=2, zero=1))
 
 
 def low_memory():

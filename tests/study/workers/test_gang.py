@@ -31,7 +31,7 @@ from study.workers.gang import (
 )
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
-from tests.stubs import Cells
+from tests.stubs import Cells, in_layout
 from tests.study.run.test_study import Laptop
 from tests.study.small import SMALL
 from trainables.data.store.open import open_store
@@ -369,7 +369,7 @@ def run(root, cells, retries=0, source=None, listener=None):
 
 
 def spread(planned, layout):
-    return dataclasses.replace(planned, layout=layout)
+    return in_layout(planned, layout)
 
 
 def loss(root, planned):

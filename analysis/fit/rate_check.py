@@ -53,16 +53,16 @@ class PairCheck:
     """The check of one pair of neighbouring depths.
 
     Attributes:
-        shift: of the crossing from the study's own rates to the best ones; None without sensitivity runs.
-        reasons: why the learning rate is not checked; none if it is.
+        reasons: why the learning rate is not checked; none if it is. Without a default: a file that lacks it says nothing.
+        shift: of the crossing from the rates of the study to the best ones; None without sensitivity runs.
     """
 
     JSON_PROPERTIES: ClassVar = ("reason",)
 
     shallow: int
     deep: int
+    reasons: tuple[Because, ...]
     shift: CrossingShift | None = None
-    reasons: tuple[Because, ...] = ()
 
     @property
     def reason(self) -> str | None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from interplay.verbs.audit import audit
+    from interplay.verbs.export import export
     from interplay.verbs.fit import fit
     from interplay.verbs.init import init
     from interplay.verbs.load_spec import load_spec
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "audit",
+    "export",
     "fit",
     "init",
     "load_spec",

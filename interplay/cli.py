@@ -556,7 +556,7 @@ def export(
         str | None,
         typer.Argument(
             metavar="CELL",
-            help="a cell's name, such as L2-d16-s0, its key, its first digits, or `best`: of the largest size the one "
+            help="a cell's name, such as L2-d16-s0, its key, or `best`: of the largest size the one "
             "of the lowest loss; without it, list the cells",
         ),
     ] = None,
@@ -565,10 +565,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained cell as a HuggingFace folder. It has safetensors, config, tokenizer and model card."""
-    from interplay.verbs.export import export_cell, export_text
-
-    written = export_cell(spec, cell, out, results)
-    show(View(written, export_text(written)), as_json=as_json)
+    show(interplay.export(spec, cell, out=out, results=results), as_json=as_json)
 
 
 @app.command()

@@ -53,7 +53,7 @@ class PairCheck:
     """The check of one pair of neighbouring depths.
 
     Attributes:
-        reasons: why the learning rate is not checked; none if it is. Without a default: a file that lacks it says nothing.
+        reasons: why the learning rate is not checked; none if it is. No default: a file without it is refused.
         shift: of the crossing from the rates of the study to the best ones; None without sensitivity runs.
     """
 

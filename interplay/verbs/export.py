@@ -1,9 +1,8 @@
-"""`interplay export`: find the kept weights of a cell and copy them as a HuggingFace folder with a model card."""
+"""`interplay export`: copy the kept weights of a cell as a HuggingFace folder with a model card."""
 
 import contextlib
 import csv
 import math
-import os
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ from typing import Any
 from rich.text import Text
 
 from analysis.units import bits_per_byte
-from core.command_line import command
+from core.command_line import command, option
 from core.errors import InputError, near_misses, some
+from interplay.result import Result
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
@@ -54,8 +54,6 @@ One cell of a study of depth against width, trained by Interplay.
 LISTED = 40
 #: The name of the cell of the lowest loss at the largest size.
 BEST = "best"
-#: Fewest digits that abbreviate a key; fewer are taken for a typing error.
-SHORTEST = 4
 
 
 @dataclass(frozen=True)
@@ -78,67 +76,78 @@ class Kept:
         return f"{self.name} ({self.record.tokens:,} tokens, loss {self.record.loss:.4f})"
 
 
-def export_cell(study: str, cell: str | None, out: Path | None, results: Path) -> dict[str, Any]:
-    """Copy the weights of a cell of a study (see `find`) to an empty or new folder; return the document of `--json`.
+@dataclass(frozen=True, repr=False)
+class Exported(Result):
+    """A model that was written to a folder."""
 
-    An existing folder is filled, not replaced, because it may be a mount or a shell's working directory. On an error
-    what was copied is removed.
+    record: Record
+    study: str
+    folder: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `interplay export --json`."""
+        copied = ("loss", "step", "tokens", "params", "total_params", "vocabulary", "tokenizer", "revision")
+        return {
+            "cell": self.record.key,
+            "name": self.record.cell.name,
+            "study": self.study,
+            "folder": str(self.folder),
+            "files": sorted(path.name for path in self.folder.iterdir()),
+            **{name: getattr(self.record, name) for name in copied},
+            "bits_per_byte": bits_per_byte(self.record.loss, self.record.bytes_per_token),
+            "python": list(loading(self.record, str(self.folder))),
+        }
+
+    def __rich__(self) -> Text:
+        """Return the message of the command; its last two lines load the model."""
+        record, bits = self.record, bits_per_byte(self.record.loss, self.record.bytes_per_token)
+        per_byte = "" if bits is None else f" ({bits:.6f} bits per byte of text)"
+        text = (
+            f"Wrote {self.study} {record.cell.name} ({record.key}) to {self.folder}.\n"
+            f"Validation loss {record.loss:.6f} nats per token{per_byte} after {record.tokens:,} tokens."
+        )
+        if record.tokenizer is None:
+            text += "\nIts tokens are symbols, not text: there is no tokenizer."
+        return Text.assemble(text, "\n\n", ("\n".join(loading(record, str(self.folder))), "bold"))
+
+
+def export(
+    study: str, cell: str | None = None, *, out: str | Path | None = None, results: str | Path = "results"
+) -> Exported:
+    """Copy the weights of a trained cell to an empty or new folder, as a HuggingFace model with a card.
+
+        interplay.export("quickstart", "best", out="model")
+
+    Args:
+        study: a name in the results folder, a preset or a YAML file.
+        cell: its key, its name such as L2-d16-s0, or `best`: of the largest size the cell of the lowest loss.
+        out: the folder; one that exists is filled, because it may be a mount or the working directory of a shell.
+        results: root of the results.
 
     Raises:
         SpecError: `cell` or `out` is missing, none or several cells match, or the weights were not kept.
         InputError: `out` holds files, or the kept folder is damaged.
     """
-    if out is not None:
-        refuse_filled(out, "--out")
-    kept = find(study, cell, results.resolve(), out)
-    if out is None:
+    folder, results = None if out is None else Path(out), Path(results)
+    if folder is not None:
+        refuse_filled(folder, option("out"))
+    kept = find(study, cell, results.resolve(), folder)
+    if folder is None:
         name = f"{kept.study.name}-{kept.name}"
         again = command("export", study, cell or kept.name, "--out", name, results=results)
         raise SpecError(f"Name the folder of the model: `{again}`.")
     record = kept.record
     assert record is not None
-    # `out` may be a link, also one whose target does not exist yet.
-    target = Path(os.path.realpath(out))
-    made = not target.is_dir()
-    target.mkdir(parents=True, exist_ok=True)
-    try:
-        (target / CARD).write_text(model_card(record, kept.study.name), encoding="utf-8")
-        # The config comes last: without it nothing loads a copy that was killed.
-        for path in sorted(kept.folder.iterdir(), key=lambda path: path.name == CONFIG):
-            shutil.copy2(path, target / path.name)
-    except OSError:
-        for path in target.iterdir():
-            path.unlink()
-        if made:
-            target.rmdir()
-        raise
-    copied = ("loss", "step", "tokens", "params", "total_params", "vocabulary", "tokenizer", "revision")
-    return {
-        "cell": record.key,
-        "name": record.cell.name,
-        "study": kept.study.name,
-        "folder": str(out),
-        "files": sorted(path.name for path in out.iterdir()),
-        **{name: getattr(record, name) for name in copied},
-        "bits_per_byte": bits_per_byte(record.loss, record.bytes_per_token),
-        "python": list(loading(record, str(out))),
-    }
-
-
-def export_text(written: dict[str, Any]) -> Text:
-    """Return the message of `interplay export`; its last two lines load the model."""
-    per_byte = "" if written["bits_per_byte"] is None else " ({bits_per_byte:.6f} bits per byte of text)"
-    text = (
-        "Wrote {study} {name} ({cell}) to {folder}.\n"
-        f"Validation loss {{loss:.6f}} nats per token{per_byte} after {{tokens:,}} tokens."
-    ).format(**written)
-    if written["tokenizer"] is None:
-        text += "\nIts tokens are symbols, not text: there is no tokenizer."
-    return Text.assemble(text, "\n\n", ("\n".join(written["python"]), "bold"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CARD).write_text(model_card(record, kept.study.name), encoding="utf-8")
+    # The config comes last: without it nothing loads a copy that was killed.
+    for path in sorted(kept.folder.iterdir(), key=lambda path: path.name == CONFIG):
+        shutil.copy2(path, folder / path.name)
+    return Exported(record, kept.study.name, folder)
 
 
 def find(study: str, cell: str | None, results: Path, out: Path | None = None) -> Kept:
-    """Return the kept weights of a cell by its key, its first digits, its name such as L2-d16-s0, or as `best`.
+    """Return the kept weights of a cell by its key, its name such as L2-d16-s0, or as `best`.
 
     `study` is a name in the results folder, a preset or a YAML file. `out` is of the commands that errors propose.
 
@@ -158,18 +167,16 @@ def find(study: str, cell: str | None, results: Path, out: Path | None = None) -
     if cell is None and kept:
         raise SpecError(f"Name a cell of the {where}: {BEST}, {_list(kept)}. For example: `{again(BEST)}`.")
     if cell == BEST and (best := _best(paths, kept)):
-        found = [best]
+        matches = [best]
     else:
-        found = [one for one in kept if cell and _is_asked(cell, one.folder.name, one.name)]
-    if len(found) > 1:
+        matches = [item for item in kept if cell in (item.folder.name, item.name)]
+    if len(matches) > 1:
         # Cells of one name differ in their tokens or in their learning rate.
-        keys = some([f"{one.folder.name} = {one}" for one in found], LISTED)
-        raise SpecError(
-            f"{len(found)} cells of the {where} match {cell!r}: {keys}. Give the key or its first digits."
-        )
-    if not found:
-        names = [one.name for one in kept if one.name]
-        near = cell and ([one for one in names if one.startswith(cell)] or near_misses(cell, names))
+        keys = some([f"{item.folder.name} = {item}" for item in matches], LISTED)
+        raise SpecError(f"{len(matches)} cells of the {where} have the name {cell!r}: {keys}. Give the key.")
+    if not matches:
+        names = [item.name for item in kept]
+        near = cell and ([name for name in names if name.startswith(cell)] or near_misses(cell, names))
         meant = f"; did you mean `{again(near[0])}`?" if near else "."
         asked = f"a cell {cell!r}" if cell else "any cell"
         raise SpecError(
@@ -177,37 +184,35 @@ def find(study: str, cell: str | None, results: Path, out: Path | None = None) -
             or f"the {where} has no weights of {asked}{meant} It has weights of {_list(kept) or 'no cell'}; "
             f"cells in training have none. `{command('status', study, '--json', results=results)}` lists all cells."
         )
-    (one,) = found
-    if problem := _problem(one):
+    (match,) = matches
+    if problem := _problem(match):
         raise InputError(
-            f"the weights of cell {one.folder.name} of the study {name!r} are damaged: {problem}. "
-            f"{_train_again(paths, one.folder.name)}"
+            f"the weights of cell {match.folder.name} of the study {name!r} are damaged: {problem}. "
+            f"{_train_again(paths, match.folder.name)}"
         )
-    return one
+    return match
 
 
 def _best(paths: StudyPaths, kept: Sequence[Kept]) -> Kept | None:
     """The cell of the lowest loss among those of the largest size, or compute, that have weights."""
     plan = make_plan(load_spec(str(paths.folder / SPEC)), to_read=True)
     budgets = {planned.cell.key: planned.compared_at for planned in plan.pool}
-    sized = [(budgets[one.folder.name], one) for one in kept if one.record and one.folder.name in budgets]
+    sized = [
+        (budgets[item.folder.name], item) for item in kept if item.record and item.folder.name in budgets
+    ]
     largest = max((budget for budget, _ in sized), default=None)
     return min(
-        (one for budget, one in sized if budget == largest),
-        key=lambda one: one.record.loss if one.record else math.inf,
+        (item for budget, item in sized if budget == largest),
+        key=lambda item: item.record.loss if item.record else math.inf,
         default=None,
     )
 
 
-def _is_asked(cell: str, key: str, name: str) -> bool:
-    return cell in (key, name) or (len(cell) >= SHORTEST and key.startswith(cell))
-
-
 def _list(kept: Sequence[Kept]) -> str:
-    def place(one: Kept) -> tuple[bool, int, str]:
-        return one.record is None, one.record.params if one.record else 0, str(one)
+    def place(item: Kept) -> tuple[bool, int, str]:
+        return item.record is None, item.record.params if item.record else 0, str(item)
 
-    return some([str(one) for one in sorted(kept, key=place)], LISTED)
+    return some([str(item) for item in sorted(kept, key=place)], LISTED)
 
 
 def _all_kept(study: StudyPaths) -> list[Kept]:
@@ -256,7 +261,7 @@ def _why_not_kept(cell: str, study: StudyPaths) -> str | None:
         rows = list(csv.DictReader(file))
     for row in rows:
         key, name = row["cell"], f"L{row['depth']}-d{row['width']}-s{row['seed']}"
-        if not _is_asked(cell, key, name):
+        if cell not in (key, name):
             continue
         subject = f"cell {key} ({name}) of the study {study.name!r} is {row['status']} and has no weights"
         if row["status"] != "done":

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analysis.law.reasons import Because, Reason
-from core.command_line import option
 from core.numbers import counted, digits, human, layers, listed, scientific
 
 
@@ -121,9 +120,9 @@ WORDS: Mapping[Reason, str | Callable[..., str]] = {
     ),
     Reason.MAY_LOSE: lambda depth, bound, unit, within: (
         f"{layers(depth)} have the least expected loss, but may lose {digits(bound)} {unit} against the best depth, "
-        f"more than the {digits(within)} of {option('within')}"
+        f"more than the {digits(within)} of `within`"
     ),
-    Reason.MORE_THAN_WITHIN: lambda within: f"more than the {digits(within)} of {option('within')}",
+    Reason.MORE_THAN_WITHIN: lambda within: f"more than the {digits(within)} of `within`",
     Reason.NOT_MEASURED: lambda *depths: (
         f"{listed([layers(depth) for depth in depths])} are not measured there"
     ),

@@ -515,9 +515,6 @@ def audit(
     known: Annotated[
         bool, typer.Option("--known", help="well-known models by both laws and the Gemstones table instead")
     ] = False,
-    figure: Annotated[
-        Path | None, typer.Option(help="with --known: write a figure, as PNG, SVG or PDF by the ending")
-    ] = None,
     within: WithinOption = None,
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
@@ -530,10 +527,8 @@ def audit(
             raise InputError(
                 "--known compares a list of models with all laws; leave out every other model and law."
             )
-        show(audit_known(within, figure), as_json=as_json)
+        show(audit_known(within), as_json=as_json)
         return
-    if figure is not None:
-        raise InputError("--figure draws the well-known models; add --known.")
     show(
         audit_each(
             configs or (),

@@ -195,19 +195,15 @@ class KnownAudits(Result):
         return known_view(self.models, self.within)
 
 
-def audit_known(within: Within = None, figure: Path | None = None) -> KnownAudits:
-    """Compare the well-known models with both published laws and the Gemstones table, and draw them into `figure`.
+def audit_known(within: Within = None) -> KnownAudits:
+    """Compare the well-known models with both published laws and the Gemstones table.
 
     Raises:
-        InputError: `within` is no positive number, or the figure cannot be written.
+        InputError: `within` is no positive number.
     """
     from analysis.audit.known_models import known_models
-    from analysis.report.figures.known_models import known_figure, write_figure
 
-    models = known_models(within)
-    if figure is not None:
-        write_figure(known_figure(models, within), figure)
-    return KnownAudits(models, within)
+    return KnownAudits(known_models(within), within)
 
 
 def known_view(models: Sequence["KnownModel"], within: Within) -> RenderableType:

@@ -1,4 +1,7 @@
-"""Figure: well-known models beside the depths that lose next to nothing by each law."""
+"""Draws the figure of docs/known-models.md: well-known models beside the depths that lose next to nothing by each law.
+
+.venv/bin/python docs/known_models.py
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +14,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from analysis.audit.evidence import Evidence, published_evidence
-from analysis.audit.known_models import KnownModel
+from analysis.audit.known_models import KnownModel, known_models
 from analysis.law.near_optimal import Within, within_words
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import LINE, STYLE, count_axis, set_ticks
-from core.command_line import option
-from core.errors import InputError
 from core.numbers import short
 
-#: Formats of the figure, by the ending of its file; its size in inches, at 100 dots per inch.
-FORMATS, FIGURE_SIZE = (".png", ".svg", ".pdf"), (8.0, 5.2)
+#: Size in inches, at 100 dots per inch.
+FIGURE_SIZE = (8.0, 5.2)
 #: Models whose names are written in the figure; others share a place with one of them or are close to it.
 NAMES_BELOW = (
     "GPT-2 124M", "Qwen2.5 0.5B", "Llama 3.2 1B", "SmolLM3 3B", "Gemma 7B", "Llama 3 8B", "Pythia 12B", "Qwen3 32B",
@@ -44,12 +45,12 @@ def known_figure(models: Sequence[KnownModel], within: Within) -> Figure:
         for law, colour in zip(others, (palette.GOOD, palette.ACCENT), strict=True):
             for low, high, inside in _parts(law, ends):
                 line = np.geomspace(low, high, LINE)
-                found = [
+                ranges = [
                     (size, near.depths) for size in line if (near := law.losses(float(size), None, within))
                 ]
-                if not found:
+                if not ranges:
                     continue
-                places, depths = zip(*found, strict=True)
+                places, depths = zip(*ranges, strict=True)
                 look: dict[str, Any] = {"facecolor": "none", "alpha": 0.45, "hatch": "////"}
                 if inside:
                     label = f"within {within_words(within)} of the best, {law.name}"
@@ -85,19 +86,8 @@ def _parts(law: Evidence, ends: tuple[float, float]) -> list[tuple[float, float,
     return [part for part in parts if part[0] < part[1]]
 
 
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the path's ending.
-
-    Raises:
-        InputError: another ending, or the file cannot be written.
-    """
-    if path.suffix not in FORMATS:
-        raise InputError(
-            f"{option('figure', path)} must end in {', '.join(FORMATS)}, which names its format."
-        )
-    metadata = {"Software": None} if path.suffix == ".png" else None
-    try:
-        with mpl.rc_context({"svg.hashsalt": "known"}):
-            figure.savefig(path, dpi=150, facecolor="white", metadata=metadata)
-    except OSError as error:
-        raise InputError(f"The figure cannot be written to {path}: {error}. Name another file.") from error
+if __name__ == "__main__":
+    page = Path(__file__).with_name("known-models.png")
+    # Without the version of the library, so that the same drawing is the same file.
+    known_figure(known_models(), None).savefig(page, metadata={"Software": None})
+    print(f"Wrote {page}")

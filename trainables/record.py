@@ -101,12 +101,12 @@ def damage(folder: Path, record: Record) -> str | None:
     for name, written in record.files.items():
         path = folder / name
         try:
-            found = _sum(path)
+            hash_of_file = _sum(path)
         except OSError as error:
             return f"{path} cannot be read ({error.strerror})"
-        if found.bytes != written.bytes:
-            return f"{path} has {found.bytes:,} bytes and was written with {written.bytes:,}"
-        if found != written:
+        if hash_of_file.bytes != written.bytes:
+            return f"{path} has {hash_of_file.bytes:,} bytes and was written with {written.bytes:,}"
+        if hash_of_file != written:
             return f"{path} differs from what was written (other SHA-256)"
     return None
 

@@ -215,8 +215,8 @@ class Saved:
     ) -> None:
         self.storage, self.tag, self.marker, self.damaged = storage, tag, marker, damaged
         self.written, self.outcome = written, _Written()
-        own = [] if any(part.problem for part in written) else list(written[dist.get_rank()].files)
-        self.thread = threading.Thread(target=self._publish, args=(own,), daemon=True)
+        files = [] if any(part.problem for part in written) else list(written[dist.get_rank()].files)
+        self.thread = threading.Thread(target=self._publish, args=(files,), daemon=True)
         self.thread.start()
 
     @property
@@ -358,9 +358,9 @@ def _thin(storage: Folder, tag: str, damaged: Collection[str]) -> None:
     Later ones stay: this run has not loaded them.
     """
     cell = tag.rpartition("-")[2]
-    own = sorted(name for name in storage.tags() if name.endswith(f"-{cell}"))
-    bad = {name for name in own if name in damaged and name != tag}
-    earlier = [name for name in own if name <= tag and name not in bad]
+    tags = sorted(name for name in storage.tags() if name.endswith(f"-{cell}"))
+    bad = {name for name in tags if name in damaged and name != tag}
+    earlier = [name for name in tags if name <= tag and name not in bad]
     kept = [name for name in earlier if name == tag or storage.read(name, MARKER)][-KEEP:]
     for name in bad.union(earlier) - set(kept):
         _discard(storage, name)
@@ -401,8 +401,8 @@ def _read_marker(storage: Folder, tag: str, cell: str) -> Marker | str:
         return "it was not finished"
     try:
         body = json.loads(content)
-        found = body["format"]
-        if found == FORMAT:
+        version = body["format"]
+        if version == FORMAT:
             if body.pop("checksum", None) != digest(body):
                 raise ValueError("another checksum")
             marker = Marker.model_validate(body)
@@ -415,14 +415,16 @@ def _read_marker(storage: Folder, tag: str, cell: str) -> Marker | str:
     if not tag.endswith(f"-{cell}"):
         return "it belongs to another cell"
     raise InputError(
-        f"The checkpoint {tag} in {storage.name} is of format {shortened(str(found))}, and this version of Interplay "
+        f"The checkpoint {tag} in {storage.name} is of format {shortened(str(version))}, and this version of Interplay "
         f"reads format {FORMAT}. Use the version that wrote it, or delete it to train the cell without it."
     )
 
 
 def _cannot_load(storage: Folder, tag: str, marker: Marker, why: str) -> InputError:
     """Return the error for an intact checkpoint that this process cannot load."""
-    then, now = (", ".join(f"{k} {v}" for k, v in found.items()) for found in (marker.versions, versions()))
+    then, now = (
+        ", ".join(f"{k} {v}" for k, v in recorded.items()) for recorded in (marker.versions, versions())
+    )
     spread = marker.layout
     return InputError(
         f"The checkpoint {tag} in {storage.name} is intact, but cannot be loaded here ({why}). It was written by "
@@ -452,8 +454,8 @@ def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
     def unlisted() -> str | None:
         # DeepSpeed opens files by its own names, so that one that nobody verified would be loaded. Names with a dot
         # first are the file system's own.
-        found = {path.name for path in (storage.local / tag).iterdir() if not path.name.startswith(".")}
-        names = sorted(found - marker.files.keys() - {MARKER})
+        present = {path.name for path in (storage.local / tag).iterdir() if not path.name.startswith(".")}
+        names = sorted(present - marker.files.keys() - {MARKER})
         return f"its {MARKER} does not list {names[0]}" if names else None
 
     names = sorted(marker.files)

@@ -87,10 +87,10 @@ def load_plain(engine: Any, folder: Path) -> None:
             values = {}
             for state in STATES:
                 saved = _load(folder / "zero" / name / f"{state}.pt")
-                whole, own = saved["param"], None
+                whole, part = saved["param"], None
                 if degree > 1:
-                    own = library._resolve_autotp_partition(parameter, saved, whole, place, degree)
-                values[state] = (whole if own is None else own).view_as(parameter)
+                    part = library._resolve_autotp_partition(parameter, saved, whole, place, degree)
+                values[state] = (whole if part is None else part).view_as(parameter)
             parameter.copy_(values.pop("fp32"))
             moments = {key: value.to(parameter.device, torch.float32) for key, value in values.items()}
             step = _load(folder / "zero" / name / "step.pt")
@@ -111,8 +111,8 @@ def mended(engine: Any) -> Iterator[None]:
     before = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     yield
     rates = engine.lr_scheduler.get_last_lr()
-    for group, own, rate in zip(optimizer.param_groups, before, rates, strict=True):
-        group.update(own, lr=rate)
+    for group, former, rate in zip(optimizer.param_groups, before, rates, strict=True):
+        group.update(former, lr=rate)
     for parameter, state in optimizer.state.items():
         # AdamW's fused kernel needs the step on the device of the weights.
         state["step"] = state["step"].detach().clone().to(parameter.device)

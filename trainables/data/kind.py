@@ -273,13 +273,13 @@ class TextData(DataKind):
         """Read the user's own tokenizer, None without one; a DataError if it has another size than `vocabulary`."""
         if self.tokenizer in TOKENIZERS:
             return None
-        found = read_tokenizer(self.tokenizer, self.end_of_text, base)
-        if self.vocabulary not in (None, found.vocabulary):
+        tokenizer = read_tokenizer(self.tokenizer, self.end_of_text, base)
+        if self.vocabulary not in (None, tokenizer.vocabulary):
             raise DataError(
-                f"data.vocabulary is {self.vocabulary}, but {found.path} has ids up to {found.vocabulary - 1}; take "
-                "data.vocabulary out, or name the tokenizer that has so many"
+                f"data.vocabulary is {self.vocabulary}, but {tokenizer.path} has ids up to "
+                f"{tokenizer.vocabulary - 1}; take data.vocabulary out, or name the tokenizer that has so many"
             )
-        return found
+        return tokenizer
 
     def training_windows(self, context: int, base: Path) -> int | None:
         """From the limit and the size of the text, whichever is less: a token holds a byte or more."""
@@ -298,11 +298,15 @@ class TextData(DataKind):
 
     def identity(self, context: int, base: Path | None) -> dict[str, Any]:
         """The text, the tokenizer and the limits."""
-        own = self.model_dump(include={"tokenizer", "validation_fraction", "validation_tokens", "max_tokens"})
+        options = self.model_dump(
+            include={"tokenizer", "validation_fraction", "validation_tokens", "max_tokens"}
+        )
         if self.tokenizer not in TOKENIZERS:
             file = base and self.tokenizer_file(base)
-            own["tokenizer"] = {"sha256": file.sha256, "end_of_text": file.end_of_text} if file else "file"
-        return {"source": self.source_identity(base), "vocabulary": self.vocabulary_size, **own}
+            options["tokenizer"] = (
+                {"sha256": file.sha256, "end_of_text": file.end_of_text} if file else "file"
+            )
+        return {"source": self.source_identity(base), "vocabulary": self.vocabulary_size, **options}
 
     @abstractmethod
     def source_identity(self, base: Path | None) -> dict[str, Any]:
@@ -407,14 +411,14 @@ class RowData(DataKind):
         total = self.sequences + self.validation_sequences
         split = "validation" if validation else "training"
         wanted = self.validation_sequences if validation else self.sequences
-        found, tried, piece = 0, 0, 0
-        while found < wanted:
+        accepted, tried, piece = 0, 0, 0
+        while accepted < wanted:
             if tried > PATIENCE * (total + ROWS_AT_A_TIME):
                 raise InputError(
-                    f"only {found} of the {wanted} {split} sequences were found in {tried} draws: {self.too_few}"
+                    f"only {accepted} of the {wanted} {split} sequences were found in {tried} draws: {self.too_few}"
                 )
             rows = self.draw_piece(context, piece)
             held = held_out(rows[:, :context], self.validation_sequences / total)
-            chosen = rows[held == validation][: wanted - found]
+            chosen = rows[held == validation][: wanted - accepted]
             yield chosen
-            found, tried, piece = found + len(chosen), tried + ROWS_AT_A_TIME, piece + 1
+            accepted, tried, piece = accepted + len(chosen), tried + ROWS_AT_A_TIME, piece + 1

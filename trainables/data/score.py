@@ -46,8 +46,8 @@ class Score:
     def measures(self, counted: Sequence[float]) -> dict[str, float]:
         """Return the accuracies; a difficulty that does not occur in the validation set has none."""
         right, asked = counted[: len(self._parts)], counted[len(self._parts) :]
-        found = {"accuracy": sum(right) / sum(asked)}
+        measures = {"accuracy": sum(right) / sum(asked)}
         for part, hits, of in zip(self._parts, right, asked, strict=True):
             if of and len(self._parts) > 1:
-                found[f"accuracy_{self._graded_by}_{part}"] = hits / of
-        return found
+                measures[f"accuracy_{self._graded_by}_{part}"] = hits / of
+        return measures

@@ -55,8 +55,8 @@ class TaskData(RowData):
     @property
     def parts(self) -> tuple[int, ...]:
         """The difficulties of this task, in the order of their start tokens."""
-        found: int | tuple[int, ...] = getattr(self, self.graded_by) if self.graded_by else 0
-        return found if isinstance(found, tuple) else (found,)
+        graded: int | tuple[int, ...] = getattr(self, self.graded_by) if self.graded_by else 0
+        return graded if isinstance(graded, tuple) else (graded,)
 
     @property
     def first_start(self) -> int:

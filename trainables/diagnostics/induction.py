@@ -39,9 +39,9 @@ def induction(parts: Parts, inputs: Tensor) -> dict[str, Tensor]:
         "induction_score_shifted": best,
         "induction_shift": shift.to(table.dtype),
     }
-    found = {f"{name}/{i}": value for name, column in columns.items() for i, value in enumerate(column, 1)}
+    measures = {f"{name}/{i}": value for name, column in columns.items() for i, value in enumerate(column, 1)}
     strongest = best.argmax()
-    return found | {
+    return measures | {
         "induction_score": table[:, 0].max(),
         "induction_score_shifted": best[strongest],
         "induction_shift": columns["induction_shift"][strongest],
@@ -54,25 +54,25 @@ def looked_at(inputs: Tensor) -> list[Tensor]:
     The list ends before the first shift with less than half as many scored positions as shift 0.
     """
     half = inputs.shape[1] // 2
-    found: list[Tensor] = []
+    targets: list[Tensor] = []
     for shift in range(min(SHIFTS, half)):
         target = after_same(inputs, shift)
         target[:, :half] = -1
         scored = int((target >= 0).sum())
-        if not scored or (found and 2 * scored < int((found[0] >= 0).sum())):
+        if not scored or (targets and 2 * scored < int((targets[0] >= 0).sum())):
             break
-        found.append(target)
-    return found
+        targets.append(target)
+    return targets
 
 
 def scores(weights: Tensor, places: Sequence[Tensor]) -> Tensor:
     """Return the score of a layer's best head at each shift, given attention weights [B, heads, T, T]."""
-    found = []
+    strongest = []
     for target in places:
         index = target.clamp(min=0)[:, None, :, None].expand(-1, weights.shape[1], -1, 1)
         paid = weights.gather(3, index)[..., 0].transpose(1, 2)
-        found.append(paid[target >= 0].mean(0).max())
-    return torch.stack(found)
+        strongest.append(paid[target >= 0].mean(0).max())
+    return torch.stack(strongest)
 
 
 def after_same(inputs: Tensor, shift: int = 0) -> Tensor:

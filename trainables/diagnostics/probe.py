@@ -30,20 +30,20 @@ class Probe:
 
     def measures(self) -> dict[str, float]:
         """Return the finite measures of the current model by name, without an effect on training."""
-        found: dict[str, torch.Tensor] = {}
+        measures: dict[str, torch.Tensor] = {}
         was_training = self.model.training
         self.model.eval()
         with torch.no_grad():
             if "rank" in self.names:
-                found |= rank(self.parts, self.inputs)
+                measures |= rank(self.parts, self.inputs)
             if "layer_drop" in self.names:
-                found |= layer_drop(self.parts, self.inputs, self.targets)
+                measures |= layer_drop(self.parts, self.inputs, self.targets)
             if "induction" in self.names:
-                found |= induction(self.parts, self.inputs)
+                measures |= induction(self.parts, self.inputs)
         self.model.train(was_training)
         # One transfer from the device.
-        values = torch.stack(list(found.values())).tolist() if found else []
-        return {name: value for name, value in zip(found, values, strict=True) if math.isfinite(value)}
+        values = torch.stack(list(measures.values())).tolist() if measures else []
+        return {name: value for name, value in zip(measures, values, strict=True) if math.isfinite(value)}
 
 
 def layer_drop(parts: Parts, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:

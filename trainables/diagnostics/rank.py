@@ -30,15 +30,15 @@ def rank(parts: Parts, inputs: Tensor) -> dict[str, Tensor]:
     The model must be in evaluation mode; inputs are tokens [B, T]. Keys are `NAME/LAYER`, layers from 1.
     """
     states = dict.fromkeys(PATHS, parts.embedded(inputs))
-    found: dict[str, Tensor] = {}
+    measures: dict[str, Tensor] = {}
     for layer, block in enumerate(parts.layers(), 1):
         for name, (skip, feed) in PATHS.items():
             states[name] = parts.attention(block, states[name], skip=skip)
             if feed:
                 states[name] = parts.feed(block, states[name], skip=skip)
-            found[f"{name}/{layer}"] = residual(states[name])
-        found[f"token_cosine/{layer}"] = token_cosine(states["rank_residual"])
-    return found
+            measures[f"{name}/{layer}"] = residual(states[name])
+        measures[f"token_cosine/{layer}"] = token_cosine(states["rank_residual"])
+    return measures
 
 
 def residual(states: Tensor) -> Tensor:

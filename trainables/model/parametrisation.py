@@ -102,11 +102,11 @@ def param_groups(
     """
     groups: dict[tuple[bool, bool, Scale], dict[str, Any]] = {}
     for name, parameter in named:
-        one, is_matrix = scale(name, shape, recipe), parameter.ndim >= 2
-        decay = recipe.weight_decay * one.decay if is_matrix else 0.0
-        values = {"lr": lr * one.lr, "weight_decay": decay, "params": []}
+        factor, is_matrix = scale(name, shape, recipe), parameter.ndim >= 2
+        decay = recipe.weight_decay * factor.decay if is_matrix else 0.0
+        values = {"lr": lr * factor.lr, "weight_decay": decay, "params": []}
         role = family(recipe.network).role(name)
         is_muon = recipe.optimizer == "muon" and role.is_matrix and role.layer is not None
-        values |= {"momentum": MOMENTUM} if is_muon else {"eps": recipe.epsilon * one.epsilon}
-        groups.setdefault((is_muon, is_matrix, one), values)["params"].append(parameter)
+        values |= {"momentum": MOMENTUM} if is_muon else {"eps": recipe.epsilon * factor.epsilon}
+        groups.setdefault((is_muon, is_matrix, factor), values)["params"].append(parameter)
     return list(groups.values())

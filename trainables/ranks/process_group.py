@@ -179,11 +179,13 @@ def interface_to(address: str) -> str:
     """Return the name of this machine's interface that routes to an address, or raise a RuntimeError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing: the kernel only chooses a route
-        own = probe.getsockname()[0]
+        source = probe.getsockname()[0]
     for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address == own for entry in entries) and not name.startswith("lo"):
+        if any(entry.address == source for entry in entries) and not name.startswith("lo"):
             return name
-    raise RuntimeError(f"no interface of this machine has the address {own}, from which {address} is reached")
+    raise RuntimeError(
+        f"no interface of this machine has the address {source}, from which {address} is reached"
+    )
 
 
 def _store(rank_info: RankInfo, rendezvous: Rendezvous | None, timeout: timedelta) -> Any:

@@ -193,10 +193,10 @@ def clip_gradients(engine: Any, layout: Layout, largest: float) -> torch.Tensor:
         gradients: dict[bool, list[torch.Tensor]] = {False: [], True: []}
         for p in parameters:
             gradients[getattr(p, "tensor_model_parallel", False)].append(p.grad)
-        own, shared = map(torch.nn.utils.get_total_norm, gradients.values())
+        local, shared = map(torch.nn.utils.get_total_norm, gradients.values())
         squares = shared.square()
         dist.all_reduce(squares, group=engine.mpu.get_tensor_model_parallel_group())
-        norm = (own.square() + squares).sqrt()
+        norm = (local.square() + squares).sqrt()
     if largest:
         torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
     return norm

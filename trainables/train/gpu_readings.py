@@ -22,10 +22,10 @@ def gpu_readings(device: torch.device) -> dict[str, float]:
     """
     if device.type != "cuda":
         return {}
-    found = {}
+    readings = {}
     for name, read in READINGS.items():
         try:
-            found[name] = float(read(device))
+            readings[name] = float(read(device))
         except Exception as error:  # noqa: BLE001 - NVML has an exception per code, and no reading is worth a cell
             logging.getLogger(__name__).info("No %s of %s: %s", name, device, error)
-    return found
+    return readings

@@ -196,18 +196,18 @@ def _start(
         run_on_all_ranks(lambda: patiently(check), "checking the checkpoint storage")
     notes: list[str] = []
     damaged: set[str] = set()
-    found = checkpoint.find(storage, cell.key, layout, notes, damaged) if storage else None
+    restored = checkpoint.find(storage, cell.key, layout, notes, damaged) if storage else None
     torch.manual_seed(cell.seed)
     model = build_model(cell.shape, cell.recipe, store.vocabulary, cell.seed)
-    is_universal = found is not None and found.universal
+    is_universal = restored is not None and restored.universal
     if layout.compiled and (missing := missing_for_compiler()):
         notes.append(f"the layers were not compiled: this machine lacks {missing}")
         layout = layout.model_copy(update={"compiled": False})
     engine = build_engine(model, cell.shape, cell.recipe, cell.lr, layout, universal=is_universal)
-    state = found.marker.state if found else TrainingState(cell=cell.key)
-    if found:
+    state = restored.marker.state if restored else TrainingState(cell=cell.key)
+    if restored:
         try:
-            found.load(engine, notes)
+            restored.load(engine, notes)
         except Exception:
             close_engine(engine)
             raise
@@ -420,8 +420,8 @@ class _Training:
         if self.layout.ranks == 1:
             return list(flags), list(of_rank_0), is_ready
         decided = of_rank_0 if self.rank == 0 else [0] * len(of_rank_0)
-        own = torch.tensor([*flags, *decided, is_ready], dtype=torch.int64, device=self.device)
-        total = self._sum(own).tolist()
+        votes = torch.tensor([*flags, *decided, is_ready], dtype=torch.int64, device=self.device)
+        total = self._sum(votes).tolist()
         n = len(flags)
         return [count > 0 for count in total[:n]], total[n:-1], total[-1] == self.layout.ranks
 

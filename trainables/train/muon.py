@@ -111,6 +111,6 @@ class MuonAndAdamW(Optimizer):
         for part in self._parts:
             # Loading a state replaces the groups and the state.
             is_muon = isinstance(part, Muon)
-            part.param_groups = [one for one in self.param_groups if ("momentum" in one) == is_muon]
+            part.param_groups = [group for group in self.param_groups if ("momentum" in group) == is_muon]
             part.state = self.state
             part.step()

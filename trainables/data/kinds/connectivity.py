@@ -106,7 +106,10 @@ class ConnectivityData(TaskData):
         turn = draws.below(2, (count, size))
         order = draws.orders(count, size)
         # The index of the next vertex in the cycle of each vertex, [parts, vertices].
-        index, lengths = np.arange(size), np.array([[_cycle_length(size, one)] for one in self.parts])
+        index, lengths = (
+            np.arange(size),
+            np.array([[_cycle_length(size, difficulty)] for difficulty in self.parts]),
+        )
         following = index - index % lengths + (index + 1) % lengths
         edges = np.stack([names, np.take_along_axis(names, following[part], axis=1)], axis=2)
         edges = np.where(turn[..., None] == 1, edges[..., ::-1], edges)

@@ -180,13 +180,13 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
             is_list = rest.lstrip()[0] == "["
         if not is_list:
             *lines, rest = rest.split("\n")
-            for one in lines:
-                if one.strip():
-                    yield line + 1, row(one)
+            for entry in lines:
+                if entry.strip():
+                    yield line + 1, row(entry)
                 line += 1
     if rest.strip():
         last = row(rest)
-        yield from ((line + 1, one) for one in (last if is_list else [last]))
+        yield from ((line + 1, entry) for entry in (last if is_list else [last]))
 
 
 def _broken(path: Path, line: int, why: str) -> DataError:
@@ -212,5 +212,5 @@ def _parquet_values(path: Path, field: str) -> Iterator[object]:
             except UnicodeDecodeError:
                 # Not every writer checks its text. Surrogates are replaced like those of JSON; the rest is an error.
                 raw = column.view("binary" if column.type == "string" else "large_binary").to_pylist()
-                values = [None if one is None else one.decode(errors="surrogatepass") for one in raw]
+                values = [None if value is None else value.decode(errors="surrogatepass") for value in raw]
             yield from values

@@ -35,10 +35,10 @@ class MixtureData(TextData):
         limits = [name for name in TextData.model_fields if name not in DataKind.model_fields]
         for index, part in enumerate(self.parts):
             for name in limits:
-                own = getattr(part.data, name)
-                if own not in (None, TextData.model_fields[name].default, getattr(self, name)):
+                option = getattr(part.data, name)
+                if option not in (None, TextData.model_fields[name].default, getattr(self, name)):
                     raise ValueError(
-                        f"part {index} sets `{name}` to {own}, but the mixture's own value, {getattr(self, name)}, "
+                        f"part {index} sets `{name}` to {option}, but the mixture's own value, {getattr(self, name)}, "
                         f"holds for all parts; set `{name}` on the mixture"
                     )
         return self

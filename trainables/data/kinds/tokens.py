@@ -117,7 +117,7 @@ class TokensData(DataKind):
 
     def identity(self, context: int, base: Path | None) -> dict[str, Any]:
         """Format and SHA-256 of each file, and the limits."""
-        own = self.model_dump(
+        options = self.model_dump(
             include={
                 "end_of_text",
                 "validation_fraction",
@@ -130,7 +130,7 @@ class TokensData(DataKind):
         if base is not None:
             files = self._hashed(base, validation=False)
             validation = self._hashed(base, validation=True)
-            if any(one in files for one in validation):
+            if any(path in files for path in validation):
                 raise DataError(
                     "data.validation_path names ids that data.path names too, so that the models would be trained on "
                     "the validation set; take these files out of data.path, or take data.validation_path out"
@@ -138,7 +138,7 @@ class TokensData(DataKind):
         if self.tokenizer is not None:
             tokenizer = "file" if base is None else file_sha256(self._tokenizer(base))
         source = {"kind": self.kind, "files": files, "validation": validation, "tokenizer": tokenizer}
-        return {"source": source, "vocabulary": self.vocabulary, **own}
+        return {"source": source, "vocabulary": self.vocabulary, **options}
 
     def _hashed(self, base: Path, *, validation: bool) -> list[list[Any]]:
         return [
@@ -185,11 +185,11 @@ class TokensData(DataKind):
         """The files of folders that are left out."""
         from core.errors import some
 
-        found = []
+        notes = []
         for key, validation in (("path", False), ("validation_path", True)):
             if others := self._listed(base, validation=validation)[1]:
-                found.append(f"data.{key}: not read: {some(others)} ({len(others)} in all)")
-        return found
+                notes.append(f"data.{key}: not read: {some(others)} ({len(others)} in all)")
+        return notes
 
     def describe(self) -> str:
         """File names only, because folders may name their owner."""
@@ -251,7 +251,7 @@ class TokensData(DataKind):
         """Return the files that have documents and no end of text, which is inserted."""
         from trainables.data.sources.token_files import read_ids
 
-        found = []
+        problems = []
         for file in files if self.end_of_text is not None else ():
             if file.format not in ("megatron", "datasets"):
                 continue
@@ -261,11 +261,11 @@ class TokensData(DataKind):
                 if (piece.ids == self.end_of_text).any():
                     break
                 if read >= LOOKED_AT:
-                    found.append(file)
+                    problems.append(file)
                     break
             else:
-                found.append(file)
-        return found
+                problems.append(file)
+        return problems
 
     def _stream(self, files: "list[IdFile]", notes: list[str], unchecked: int = 0) -> "Iterator[Symbols]":
         """Yield the ids of files, with end of text; a note on what is inserted is appended to `notes`.

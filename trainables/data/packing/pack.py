@@ -139,19 +139,19 @@ def _pack_text(data: TextData, folder: Path, progress: Progress) -> dict[str, An
     progress.begin("reading the text")
     units = [choose_units(source, fraction) for source in sources]
     # The smallest part ends a mixture, so all are cut as finely as it is.
-    size = min(one.size for one in units)
-    units = [one._replace(size=size) for one in units]
+    size = min(unit.size for unit in units)
+    units = [unit._replace(size=size) for unit in units]
     train, validation = (
         [
-            read_text(split(source.stretches(), fraction, one), size, held_out=held_out, mixed=mixed)
-            for source, one in zip(sources, units, strict=True)
+            read_text(split(source.stretches(), fraction, unit), size, held_out=held_out, mixed=mixed)
+            for source, unit in zip(sources, units, strict=True)
         ]
         for held_out in (False, True)
     )
     encoder = bytes_encoder()
-    own = data.tokenizer_file(Path())
-    if own:
-        encoder = file_encoder(own)
+    tokenizer = data.tokenizer_file(Path())
+    if tokenizer:
+        encoder = file_encoder(tokenizer)
     dtype = token_type(data.vocabulary_size)
     checked, text_bytes, is_lossy = 0, 0, False
     hashes, counts = {}, {}
@@ -300,7 +300,7 @@ def interleave(
     taken = [0] * len(streams)
     while True:
         done = sum(taken)
-        deficits = [weight / total * done - own for weight, own in zip(weights, taken, strict=True)]
+        deficits = [weight / total * done - share for weight, share in zip(weights, taken, strict=True)]
         part = deficits.index(max(deficits))
         item = next(streams[part], None)
         if item is None:

@@ -76,14 +76,14 @@ class Encoder:
         for batch in _batches(waiting, BATCH if self.tokenizer else 1):
             if self.tokenizer is None:
                 coded: list[Any] = [None] * len(batch)
-                found: list[Ids] = [np.frombuffer(piece.content, np.uint8) for piece in batch]
+                encoded_ids: list[Ids] = [np.frombuffer(piece.content, np.uint8) for piece in batch]
             else:
                 texts = [piece.content.decode() for piece in batch]
                 coded = _encoded(self.tokenizer, texts)
-                found = [np.array(one.ids, np.uint32) for one in coded]
+                encoded_ids = [np.array(item.ids, np.uint32) for item in coded]
                 if self.is_own:
-                    self.counts["ends"] += sum(int((ids == self.end_of_text).sum()) for ids in found)
-            for piece, ids, encoding in zip(batch, found, coded, strict=True):
+                    self.counts["ends"] += sum(int((ids == self.end_of_text).sum()) for ids in encoded_ids)
+            for piece, ids, encoding in zip(batch, encoded_ids, coded, strict=True):
                 yield Encoded(np.append(ids, self.end_of_text) if piece.last else ids, piece, encoding)
 
     def loses(self, encoded: Encoded) -> bool:
@@ -103,7 +103,7 @@ class Encoder:
                 rest = b""
             elif not self.whole or len(rest) >= LONGEST:
                 # The text of a piece may end at a line break.
-                cut = max((found.end() for found in _LINE.finditer(rest)), default=0)
+                cut = max((match.end() for match in _LINE.finditer(rest)), default=0)
                 if not cut and len(rest) >= LONGEST:
                     cut = len(rest)
                 if cut:
@@ -117,21 +117,21 @@ class Encoder:
 def _encoded(tokenizer: Any, texts: list[str]) -> list[Any]:
     """Return the encodings of texts; a DataError if the tokenizer has no ids for one of them."""
     try:
-        found: list[Any] = tokenizer.encode_batch(texts, add_special_tokens=False)
+        encoded: list[Any] = tokenizer.encode_batch(texts, add_special_tokens=False)
     # The library raises plain `Exception`.
     except Exception as error:
         raise DataError(
             f"data.tokenizer cannot encode the text ({error}); take a tokenizer that has ids for every text: one of "
             "bytes, or one with an unknown token"
         ) from error
-    return found
+    return encoded
 
 
 def _batches(pieces: Iterator[Piece], most: int) -> Iterator[list[Piece]]:
     batch: list[Piece] = []
     for piece in pieces:
         batch.append(piece)
-        if len(batch) >= most or sum(len(one.content) for one in batch) >= BATCH_BYTES:
+        if len(batch) >= most or sum(len(waiting.content) for waiting in batch) >= BATCH_BYTES:
             yield batch
             batch = []
     if batch:
@@ -146,7 +146,7 @@ def bytes_encoder() -> Encoder:
 def file_encoder(file: TokenizerFile) -> Encoder:
     """Return the encoder of the user's own tokenizer; a DataError if it cannot be read."""
     tokenizer = load_tokenizer(file.path)
-    first, second, whole = (one.ids for one in _encoded(tokenizer, [*_HALVES, "".join(_HALVES)]))
+    first, second, whole = (encoding.ids for encoding in _encoded(tokenizer, [*_HALVES, "".join(_HALVES)]))
     return Encoder(file.end_of_text, tokenizer, is_own=True, whole=first + second != whole)
 
 

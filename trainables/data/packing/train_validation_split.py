@@ -78,16 +78,16 @@ def choose_units(source: Source, fraction: float) -> Units:
             if count >= needed and len(sides) == 2:
                 return Units(fitting, whole=True)
     for size in dict.fromkeys(min(fitting, largest) for largest in BLOCKS):
-        found = [0, 0]
+        counts = [0, 0]
         for block in split(source.stretches(), fraction, Units(size)):
-            found[block.held_out] += len(block.content)
-            if all(found):
+            counts[block.held_out] += len(block.content)
+            if all(counts):
                 return Units(size)
-    if not any(found):
+    if not any(counts):
         raise DataError(f"{source.name} holds no text; name other files, or another data.field")
-    empty, change = ("validation", "raise") if found[0] else ("training", "lower")
+    empty, change = ("validation", "raise") if counts[0] else ("training", "lower")
     raise DataError(
-        f"{source.name} holds only {sum(found)} bytes of text, too few to split: with data.validation_fraction "
+        f"{source.name} holds only {sum(counts)} bytes of text, too few to split: with data.validation_fraction "
         f"{fraction:g} the {empty} split is empty; give more text, or {change} data.validation_fraction"
     )
 
@@ -139,9 +139,9 @@ def _cut(text: str, start: int, size: int) -> int:
     """Return the end of a block: at a line break after `size` characters, else at a space, else after `size`."""
     target, limit = start + size, min(len(text), start + 2 * size)
     for mark in ("\n", " "):
-        found = text.find(mark, target - 1, limit)
-        if found >= 0:
-            return found + 1
+        place = text.find(mark, target - 1, limit)
+        if place >= 0:
+            return place + 1
     return min(target, len(text))
 
 

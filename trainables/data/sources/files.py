@@ -71,13 +71,13 @@ def list_files(paths: Sequence[str], form: Literal["auto"] | Format, base: Path)
     Raises:
         DataError: a path does not exist (near misses are named), or it has no usable file.
     """
-    found: dict[Path, ListedFile] = {}
+    files_by_path: dict[Path, ListedFile] = {}
     for name in paths:
         for listed in files_of_path(name, form, base)[0]:
-            found.setdefault(listed.path.resolve(), listed)
-    if not found:
+            files_by_path.setdefault(listed.path.resolve(), listed)
+    if not files_by_path:
         raise DataError("data.path is an empty list; name at least one file, folder or glob")
-    return list(found.values())
+    return list(files_by_path.values())
 
 
 def left_out(paths: Sequence[str], form: Literal["auto"] | Format, base: Path) -> list[str]:
@@ -245,9 +245,9 @@ def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> tuple[list
         seen = [p for p in files if p not in hidden]
         described = _descriptions(path, seen)
         listed = [
-            ListedFile(p, found)
+            ListedFile(p, form_of_path)
             for p in seen
-            if p not in described and (found := _format(p) if form == "auto" else form)
+            if p not in described and (form_of_path := _format(p) if form == "auto" else form)
         ]
         # Of a hidden folder its name, not those of its files.
         others = {p: "/".join(parts[: hidden.get(p, len(parts)) + 1]) for p, parts in inside.items()}
@@ -278,10 +278,10 @@ def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> tuple[list
         raise DataError(f"data.path {name!r} is a link to nothing ({path.readlink()}); correct the link")
     else:
         raise DataError(_missing(name, path))
-    for one in named:
-        for suffix in one.suffixes:
-            if _format(one) is None and suffix.lower() in ARCHIVES:
-                raise _is_archive(one, ARCHIVES[suffix.lower()])
+    for candidate in named:
+        for suffix in candidate.suffixes:
+            if _format(candidate) is None and suffix.lower() in ARCHIVES:
+                raise _is_archive(candidate, ARCHIVES[suffix.lower()])
     # A file that is named needs no known suffix.
     listed = [
         ListedFile(p, (_format(p) or "text") if form == "auto" else form) for p in named if p not in described

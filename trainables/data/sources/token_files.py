@@ -64,19 +64,19 @@ def list_id_files(
     Raises:
         DataError: a path does not exist or names no ids, or a file is not in its format.
     """
-    found: dict[Path, IdFile] = {}
+    files_by_path: dict[Path, IdFile] = {}
     others: list[str] = []
     for name in paths:
         place = base / Path(name).expanduser()
         if (place / "dataset_dict.json").is_file():
-            parts = sorted(one.name for one in place.iterdir() if one.is_dir())
+            parts = sorted(entry.name for entry in place.iterdir() if entry.is_dir())
             raise DataError(
                 f"{place} holds several data sets; name one of them: {place / (parts[0] if parts else 'train')} (it "
                 f"has {some(parts)})"
             )
         if (place / "state.json").is_file():
-            files = tuple(sorted(one for one in place.iterdir() if _is_content(one)))
-            found.setdefault(place.resolve(), IdFile(place, "datasets", None, files))
+            files = tuple(sorted(entry for entry in place.iterdir() if _is_content(entry)))
+            files_by_path.setdefault(place.resolve(), IdFile(place, "datasets", None, files))
             continue
         if place.is_dir() and not any(place.iterdir()):
             raise DataError(f"data.path: the folder {place} is empty; name the folder of the ids")
@@ -93,15 +93,15 @@ def list_id_files(
                     "copy both files, and name the .bin"
                 )
             if is_listed:
-                found.setdefault(path.resolve(), _recognised(path, form, dtype, default))
+                files_by_path.setdefault(path.resolve(), _recognised(path, form, dtype, default))
             else:
                 others.append(path.name)
-    if not found:
+    if not files_by_path:
         raise DataError(
             f"data.path {some(paths) or '[]'} has no files of ids; they end in {', '.join((*RAW, *PARQUET))}: name a "
             "file, or set data.format"
         )
-    return list(found.values()), others
+    return list(files_by_path.values()), others
 
 
 def _is_content(path: Path) -> bool:

@@ -111,13 +111,13 @@ def find_tokenizer(path: str, base: Path) -> Path:
             f"data.tokenizer is {path!r}, which does not exist; {hint} It is `bytes`, `bpe`, a folder with "
             f"{TOKENIZER}, or that file"
         )
-    found = [one.name for pattern in _OTHERS for one in sorted(place.glob(pattern))]
-    if not found:
+    others = [other.name for pattern in _OTHERS for other in sorted(place.glob(pattern))]
+    if not others:
         raise DataError(
             f"data.tokenizer: the folder {place} holds no tokenizer; name a folder with a {TOKENIZER}, or that file"
         )
     raise DataError(
-        f"data.tokenizer: the folder {place} has no {TOKENIZER}: it has {some(found)}, of another library; "
+        f"data.tokenizer: the folder {place} has no {TOKENIZER}: it has {some(others)}, of another library; "
         f"{_save_it(str(place))}"
     )
 
@@ -134,16 +134,16 @@ def _end_of_text(tokenizer: Any, file: Path, given: str | None) -> int:
     origin, token = "data.end_of_text", given
     if token is None:
         origin, token = f"the eos_token of {file.with_name(CONFIG)}", _eos_token(file.with_name(CONFIG))
-    found: int | None = None if token is None else tokenizer.token_to_id(token)
-    if found is not None:
-        return found
+    number: int | None = None if token is None else tokenizer.token_to_id(token)
+    if number is not None:
+        return number
     wrong = (
         f"no eos_token is beside {file} in {CONFIG}, so that no token ends a document"
         if token is None
         else f"{origin} is {token!r}, which is no token of {file}"
     )
-    special = [one.content for one in tokenizer.get_added_tokens_decoder().values() if one.special]
-    example = next((one for one in special if one in ("</s>", "<|endoftext|>", "<eos>", "[SEP]")), None)
+    special = [added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special]
+    example = next((added for added in special if added in ("</s>", "<|endoftext|>", "<eos>", "[SEP]")), None)
     example = example or (special[0] if special else "</s>")
     raise DataError(
         f"data.tokenizer: {wrong}; set data.end_of_text to one of its special tokens ("

@@ -47,14 +47,14 @@ class StoreRequest:
 
     def current_key(self, root: str) -> str:
         """Return the key of the data as it is now; a DataError if it is not the one that was planned with."""
-        found, planned = data_key(self.data, self.context), self.key
-        if planned is not None and found != planned:
+        key, planned = data_key(self.data, self.context), self.key
+        if planned is not None and key != planned:
             raise DataError(
-                f"the data changed since it was planned: its key was {planned} and is {found} now, and no store of the "
+                f"the data changed since it was planned: its key was {planned} and is {key} now, and no store of the "
                 f"old content is in {root}; plan again (cells of the changed data are new cells), or restore the old "
                 "data"
             )
-        return found
+        return key
 
 
 def locked(root: Path, key: str) -> AbstractContextManager[object]:
@@ -112,11 +112,11 @@ def disk_trouble(folder: Path, error: OSError, advice: str, needed: int | None =
     host = socket.gethostname()
     if error.errno in FULL:
         # A full disk may not even take the folder.
-        there = next(path for path in (folder, *folder.parents) if path.exists())
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
         need = "more" if needed is None else _size(needed)
         return (
             f"the disk of {host} is full: the packed data needs {need} in {folder}, and "
-            f"{_size(shutil.disk_usage(there).free)} is free; make room, or {advice}"
+            f"{_size(shutil.disk_usage(existing).free)} is free; make room, or {advice}"
         )
     named = f" ({error.filename})" if error.filename else ""
     return (

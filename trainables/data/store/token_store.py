@@ -91,8 +91,8 @@ def read_store(path: Path, data: DataKind, context: int, key: str) -> TokenStore
 
 def describes(manifest: Mapping[str, Any], data: DataKind, context: int, key: str) -> bool:
     """Return whether a manifest is of the data that the spec describes."""
-    found = (manifest["version"], manifest["key"], manifest["outline"])
-    return found == (data.version, key, data_key(data, context, None))
+    identity = (manifest["version"], manifest["key"], manifest["outline"])
+    return identity == (data.version, key, data_key(data, context, None))
 
 
 def _damaged_file(path: Path, manifest: Mapping[str, Any], itemsize: int) -> Path | None:

@@ -50,10 +50,10 @@ def main() -> int:
         for part in chosen:
             place = Path(folder) / part
             place.mkdir()
-            found: list[Figure] = importlib.import_module(f"benchmarks.{part}").measure(place)
-            if not found:
+            of_part: list[Figure] = importlib.import_module(f"benchmarks.{part}").measure(place)
+            if not of_part:
                 print(f"{part}: nothing measured, because this machine has no GPU")
-            figures += found
+            figures += of_part
     table = Table(title=f"bench on {platform.processor() or platform.machine()}, {cores()} cores", box=None)
     for name in ("figure", "ours", "rival", "value", "limit", ""):
         table.add_column(name, justify="left" if name == "figure" else "right")

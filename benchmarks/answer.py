@@ -97,15 +97,15 @@ def refit(rows: pd.DataFrame, draws: int) -> list[np.ndarray]:
     means = rows.groupby(["depth", "params"])["loss"].mean().reset_index()
     laws = []
     for _ in range(draws):
-        found = {}
+        results = {}
         for depth, part in means.groupby("depth"):
             noise = 1 + TRUTH.noise / SEEDS**0.5 * generator.standard_normal(len(part))
-            found[depth], _ = curve_fit(
+            results[depth], _ = curve_fit(
                 curve, np.log(part["params"]), part["loss"] * noise, (2.0, 0.5, 0.3), maxfev=20_000
             )
         widths = []
         for shallow, deep in itertools.pairwise(TRUTH.depths):
-            x = brentq(lambda x, s=found[shallow], d=found[deep]: curve(x, *s) - curve(x, *d), 0, 25)
+            x = brentq(lambda x, s=results[shallow], d=results[deep]: curve(x, *s) - curve(x, *d), 0, 25)
             widths.append((x - np.log(12 * shallow)) / 2)
         laws.append(np.polyfit(TRUTH.depths[:-1], widths, 1))
     return laws

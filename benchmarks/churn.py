@@ -94,10 +94,10 @@ def work(
     storage, layout = open_storage(under(root, key)), Layout(zero=1)
     storage.check()
     damaged: set[str] = set()
-    found = checkpoint.find(storage, key, layout, [], damaged)
-    state = found.marker.state if found else checkpoint.TrainingState(cell=key)
-    if found:
-        storage.release(found.tag)
+    restored = checkpoint.find(storage, key, layout, [], damaged)
+    state = restored.marker.state if restored else checkpoint.TrainingState(cell=key)
+    if restored:
+        storage.release(restored.tag)
     mine = Path(alive) / str(os.getpid())
     mine.write_text(json.dumps({"cell": key, "root": root, "step": state.step}))
     saved: checkpoint.Saved | None = None

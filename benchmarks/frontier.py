@@ -94,10 +94,10 @@ def search(
     flops = 0.0
     while planned := searched.take():
         place = planned.budget, planned.cell.shape.depth
-        found = loss[(*place, planned.cell.seed)]
-        losses.setdefault(place, []).append(found)
+        of_place = loss[(*place, planned.cell.seed)]
+        losses.setdefault(place, []).append(of_place)
         flops += planned.flops
-        searched.tell(planned.cell.key, Outcome(found))
+        searched.tell(planned.cell.key, Outcome(of_place))
     means = {place: sum(values) / len(values) for place, values in losses.items()}
     budgets = dict.fromkeys(budget for budget, _ in means)
     best = {
@@ -115,7 +115,7 @@ def grid() -> Plan:
 
 def simulated(number: int) -> dict[tuple[str, str], tuple[list[float], float]]:
     """By world and sampler, the regret at each size of one study, and the FLOPs."""
-    plan, found = grid(), {}
+    plan, results = grid(), {}
     for name, make in WORLDS.items():
         world = make(np.random.default_rng([number, 0]))
         smallest = min(planned.budget for planned in plan.cells)
@@ -133,8 +133,8 @@ def simulated(number: int) -> dict[tuple[str, str], tuple[list[float], float]]:
         }
         for sampler in ("grid", *SAMPLERS):
             best, flops = search(plan, sampler, noisy, number)
-            found[name, sampler] = [truth[b, depth] - least[b] for b, depth in best.items()], flops
-    return found
+            results[name, sampler] = [truth[b, depth] - least[b] for b, depth in best.items()], flops
+    return results
 
 
 def measure(folder: Path) -> list[Figure]:

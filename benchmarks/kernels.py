@@ -161,7 +161,7 @@ def measure(folder: Path) -> list[Figure]:
         ]
     with Ranks(2) as pool:
         for layout, limits in LIMITS.items():
-            found = on_ranks(pool, layout, Path(tempfile.mkdtemp(dir=folder)), precision="bf16")
+            measured = on_ranks(pool, layout, Path(tempfile.mkdtemp(dir=folder)), precision="bf16")
             where = "one rank" if layout.ranks == 1 else f"{layout.ranks} ranks, ZeRO-{layout.zero}"
             figures += [
                 Figure(
@@ -172,7 +172,9 @@ def measure(folder: Path) -> list[Figure]:
                     "",
                     f"{theirs:g} (plain torch)",
                 )
-                for what, ours, limit, theirs in zip(("kernels", "reads"), found, limits, plain, strict=True)
+                for what, ours, limit, theirs in zip(
+                    ("kernels", "reads"), measured, limits, plain, strict=True
+                )
             ]
     ours, whole = loss_bytes(whole=False), loss_bytes(whole=True)
     ratio = ours / whole

@@ -69,7 +69,7 @@ def case(folder: Path, preset: str, depth: int, width: int) -> Figure:
     theirs, ours = _best(folder, rivals), _best(folder, [_at(muon, rate) for rate in MUON_RATES])
     results: list[tuple[Result, Result]] = []
     for seed in range(SEEDS):
-        pair = [train(_seeded(one, seed), data_root=folder, evaluations=1) for one in (ours, theirs)]
+        pair = [train(_seeded(variant, seed), data_root=folder, evaluations=1) for variant in (ours, theirs)]
         results.append((pair[0], pair[1]))
     both = [[pair[i] for pair in results] for i in (0, 1)]
     return Figure(

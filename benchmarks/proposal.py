@@ -30,10 +30,10 @@ def measure(folder: Path) -> list[Figure]:
     spec = load_spec(SMALL, STUDY)
     plan = make_plan(spec)
     order = np.random.default_rng(0).permutation(len(plan.pool))[:FINISHED]
-    known = {plan.pool[i].cell.key: _outcome(plan.pool[i]) for i in order}
+    outcomes = {plan.pool[i].cell.key: _outcome(plan.pool[i]) for i in order}
     times = []
     for _ in range(REPEATS):
-        search = make_search(spec, plan, known, workers=WORKERS)
+        search = make_search(spec, plan, outcomes, workers=WORKERS)
         begin = time.process_time()
         running = [search.take() for _ in range(WORKERS)]
         times.append(time.process_time() - begin)
@@ -59,6 +59,6 @@ def measure(folder: Path) -> list[Figure]:
 def _outcome(planned: PlannedCell) -> Outcome:
     shape, seed = planned.cell.shape, planned.cell.seed
     shared = np.random.default_rng([seed]).standard_normal()
-    own = np.random.default_rng([seed, shape.depth, shape.width]).standard_normal()
-    noise = math.sqrt(TRUTH.shared) * shared + math.sqrt(1 - TRUTH.shared) * own
+    scatter = np.random.default_rng([seed, shape.depth, shape.width]).standard_normal()
+    noise = math.sqrt(TRUTH.shared) * shared + math.sqrt(1 - TRUTH.shared) * scatter
     return Outcome(float(TRUTH.loss(shape.depth, shape.budget_params) * (1 + TRUTH.noise * noise)))

@@ -96,7 +96,7 @@ def main() -> None:
     (meter,) = meters
     later = meter.memory[len(meter.memory) // 2 :]
     idle, cpu, *_ = meter.figures(options.workers)
-    found = {
+    figures = {
         "cells": summary.recorder.trained,
         "workers": options.workers,
         "sleep_seconds": options.seconds,
@@ -111,7 +111,7 @@ def main() -> None:
         "bytes_of_rays_processes": peak[0][0],
         "rays_processes": peak[0][1],
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ class Setting:
     @cached_property
     def grid(self) -> list[tuple[int, int]]:
         """(depth, width), the largest first."""
-        found = {shape[:2] for shape in shapes_of(self.truth.depths, self.budgets)}
-        return sorted(found, key=lambda shape: (-shape[0] * shape[1] ** 2, shape))
+        planned = {shape[:2] for shape in shapes_of(self.truth.depths, self.budgets)}
+        return sorted(planned, key=lambda shape: (-shape[0] * shape[1] ** 2, shape))
 
     @cached_property
     def between(self) -> list[tuple[int, int]]:
@@ -243,18 +243,18 @@ def _study(name: str, samplers: Sequence[str], number: int) -> tuple[Raced, dict
     setting = SETTINGS[name]
     losses = losses_of(setting, number)
     base = race(setting, losses, grid(setting))
-    found = {}
+    by_sampler = {}
     for sampler in samplers:
         ask = crossing(setting) if sampler == "crossing" else per_budget(setting, sampler)
         raced = race(setting, losses, ask, CAP * base.spent)
         ratio = raced.spent / base.spent
-        found[sampler] = (ratio if raced.reached else max(CAP, ratio), raced)
-    return base, found
+        by_sampler[sampler] = (ratio if raced.reached else max(CAP, ratio), raced)
+    return base, by_sampler
 
 
 def _missed(studies: Sequence[Raced]) -> float:
     """The share of the intervals that miss, of the studies that state a depth."""
-    return 1 - statistics.fmean(one.held for one in studies if one.held is not None)
+    return 1 - statistics.fmean(study.held for study in studies if study.held is not None)
 
 
 def measure(folder: Path, count: int = STUDIES, rivals: int = RIVAL_STUDIES) -> list[Figure]:
@@ -263,16 +263,16 @@ def measure(folder: Path, count: int = STUDIES, rivals: int = RIVAL_STUDIES) -> 
     for name, setting in SETTINGS.items():
         raced = list(studies(name, ("crossing",), count))
         beside = list(studies(name, ("tpe", "gp"), rivals))
-        ended += [found["crossing"][1] for _, found in raced]
+        ended += [results["crossing"][1] for _, results in raced]
         grids += [base for base, _ in raced]
-        ratios = [found["crossing"][0] for _, found in raced]
+        ratios = [results["crossing"][0] for _, results in raced]
         words = f"{name}: ±{setting.halfwidth:.0%} of the depth projected"
         seeds = statistics.median(base.cells for base, _ in raced) / len(setting.grid)
         rival = ", ".join(
-            f"{sampler} {statistics.median(found[sampler][0] for _, found in beside):.2f}"
+            f"{sampler} {statistics.median(results[sampler][0] for _, results in beside):.2f}"
             for sampler in ("tpe", "gp")
         )
-        cells = statistics.median(found["crossing"][1].cells for _, found in raced)
+        cells = statistics.median(results["crossing"][1].cells for _, results in raced)
         middle, tenth = statistics.median(ratios), float(np.quantile(ratios, 0.9))
         print(f"{words}: median {middle:.2f}, 90th percentile {tenth:.2f}; {rival}", flush=True)
         figures += [

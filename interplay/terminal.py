@@ -58,7 +58,7 @@ class Sentence:
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
         """The lines for a console of this width."""
         joined = re.sub(r"(?<=\d) (?=%|[a-z×])|(?<=×) (?=\d)", _JOINED, self.text)
-        joined = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", _JOINED), joined)
+        joined = re.sub(r"`[^`]*`", lambda match: match[0].replace(" ", _JOINED), joined)
         lines = textwrap.wrap(joined, options.max_width, break_on_hyphens=False, break_long_words=False)
         for line in lines or [""]:
             yield Text(line.replace(_JOINED, " "), style=self.style, no_wrap=True, overflow="ignore")
@@ -229,9 +229,9 @@ def _shape_columns(level: float | None, *, theory: bool = False) -> Columns:
     return columns
 
 
-def comparison_table(found: Sequence[Comparison]) -> RenderableType:
+def comparison_table(comparisons: Sequence[Comparison]) -> RenderableType:
     """Return the shapes by all published evidence: a sentence per size, and a table of one row per law."""
-    rows = [(item, shape) for item in found for shape in item.shapes]
+    rows = [(item, shape) for item in comparisons for shape in item.shapes]
     columns: Columns = {
         Column("N"): lambda row: short(row[0].params),
         Column("by", right=False): lambda row: row[1].law.split(" (")[0].split(",")[0],
@@ -244,7 +244,7 @@ def comparison_table(found: Sequence[Comparison]) -> RenderableType:
         Column("fitted depths", right=False, look="tag"): lambda row: (
             None if row[1].depth is None else "outside" if row[1].extrapolated else "inside"
         ),
-        Column(f"depths within {found[0].within:g} nats"): lambda row: (
+        Column(f"depths within {comparisons[0].within:g} nats"): lambda row: (
             row[1].near_optimal and row[1].near_optimal.depths_text
         ),
     }
@@ -254,14 +254,14 @@ def comparison_table(found: Sequence[Comparison]) -> RenderableType:
         if shape.depth is None
     )
     return Group(
-        *(Text(item.sentence) for item in found),
+        *(Text(item.sentence) for item in comparisons),
         rich_table(table_of("all published evidence", rows, columns)),
         *_dim(
             "The 95 % are those of each law's parameters; the error of its form is not in them, so the laws may differ "
             "by more. d* is a multiple of 64, or of 8 below 256. Levine et al. give no losses.",
             *reasons,
         ),
-        *_flops_hints([item.params for item in found]),
+        *_flops_hints([item.params for item in comparisons]),
     )
 
 
@@ -337,8 +337,8 @@ def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:
     ]
 
 
-def _best_measured(found: "AtSize") -> str:
-    others = [str(depth) for depth in found.near or () if depth != found.depth]
+def _best_measured(measured: "AtSize") -> str:
+    others = [str(depth) for depth in measured.near or () if depth != measured.depth]
     # The best of two depths is weak evidence if many were trained.
-    among = " of 2" if len(found.shapes) == 2 else ""
-    return f"depth {found.depth}{among}" + (f" (or {', '.join(others)})" if others else "")
+    among = " of 2" if len(measured.shapes) == 2 else ""
+    return f"depth {measured.depth}{among}" + (f" (or {', '.join(others)})" if others else "")

@@ -79,8 +79,8 @@ def usage_text(error: Any) -> str:
     value = _value_of(flags)
     if value is not None:
         message = error.message.removeprefix("Value error, ")
-        found = message.removeprefix("Input should be").partition(", unable to parse")[0].strip()
-        text = f"it should be {found}" if message.startswith("Input should be") else found
+        expected = message.removeprefix("Input should be").partition(", unable to parse")[0].strip()
+        text = f"it should be {expected}" if message.startswith("Input should be") else expected
         return f"{flags[0]} {shortened(value)}: {_sentence(text)} {help_}"
     return f"{_sentence(error.format_message())} {help_}"
 
@@ -99,7 +99,7 @@ def _path(context: Any) -> list[str]:
 
 
 def _options(verb: Any) -> list[str]:
-    return ["--help", *(name for one in verb.params for name in one.opts if name.startswith("-"))]
+    return ["--help", *(name for parameter in verb.params for name in parameter.opts if name.startswith("-"))]
 
 
 def _value_of(flags: Iterable[str]) -> str | None:
@@ -116,16 +116,16 @@ def _value_of(flags: Iterable[str]) -> str | None:
 
 def _no_such_option(option: str, context: Any, path: Sequence[str]) -> str:
     text = f"`{command(*path) if path else 'interplay'}` has no option {shortened(option)}"
-    own, other = _options(context.command), OPTIONS.get(option)
-    if other in own:
+    allowed, other = _options(context.command), OPTIONS.get(option)
+    if other in allowed:
         return f"{text}; did you mean `{_with(option, str(other))}`?"
-    if near := near_misses(option, own, cutoff=0.75):
+    if near := near_misses(option, allowed, cutoff=0.75):
         return f"{text}; did you mean `{_with(option, near[0])}`?"
-    if any(one.name == "changes" for one in context.command.params) and (key := _key(option)):
+    if any(parameter.name == "changes" for parameter in context.command.params) and (key := _key(option)):
         return f"{text}; it is a key of the spec: `{_with_key(option, key)}`."
     verbs = getattr(context.find_root().command, "commands", {})
     wanted = {option, *filter(None, [other])}
-    having = [name for name, one in verbs.items() if wanted & set(_options(one))]
+    having = [name for name, verb in verbs.items() if wanted & set(_options(verb))]
     if having:
         (flag, *_) = sorted(wanted & set(_options(verbs[having[0]])))
         return f"{text}; {flag} is an option of {', '.join(f'`{name}`' for name in having)}."
@@ -135,8 +135,12 @@ def _no_such_option(option: str, context: Any, path: Sequence[str]) -> str:
 def _with(word: str, other: str) -> str:
     """The command of this process with another word."""
     words = [
-        other if one == word else f"{other}={one.partition('=')[2]}" if one.startswith(f"{word}=") else one
-        for one in sys.argv[1:]
+        other
+        if argument == word
+        else f"{other}={argument.partition('=')[2]}"
+        if argument.startswith(f"{word}=")
+        else argument
+        for argument in sys.argv[1:]
     ]
     return command(*words)
 
@@ -144,7 +148,7 @@ def _with(word: str, other: str) -> str:
 def _with_key(option: str, key: str) -> str:
     """The command of this process with a key of the spec in place of an option and its value."""
     words = sys.argv[1:]
-    at = next((at for at, one in enumerate(words) if one.startswith(option)), 0)
+    at = next((at for at, word in enumerate(words) if word.startswith(option)), 0)
     value = words[at].removeprefix(option).removeprefix("=")  # --seeds=5, -j8
     rest = words[:at] + words[at + 1 :]
     if not value and at < len(rest):

@@ -67,23 +67,23 @@ class ClusterFile:
 
     def get(self, *path: str | int) -> Any:
         """The value at a path; None if there is none."""
-        here: Any = self.document
+        value: Any = self.document
         for part in path:
             try:
-                here = here[part]
+                value = value[part]
             except (KeyError, IndexError, TypeError):
                 return None
-        return here
+        return value
 
     def mapping(self, *path: str | int) -> dict[str, Any]:
         """The mapping at a path; empty if the value has another type, which the schema check reports."""
-        found = self.get(*path)
-        return found if isinstance(found, dict) else {}
+        value = self.get(*path)
+        return value if isinstance(value, dict) else {}
 
     def sequence(self, *path: str | int) -> list[Any]:
         """The list at a path; empty if the value has another type, which the schema check reports."""
-        found = self.get(*path)
-        return found if isinstance(found, list) else []
+        value = self.get(*path)
+        return value if isinstance(value, list) else []
 
     def machine(self, node_type: str) -> str:
         """The instance type of a node type."""
@@ -114,8 +114,8 @@ class ClusterFile:
     @property
     def most(self) -> int:
         """Maximum number of workers of all types together; without one, Ray's default."""
-        found = self.get("max_workers")
-        return found if isinstance(found, int) else 2
+        most = self.get("max_workers")
+        return most if isinstance(most, int) else 2
 
     @property
     def shipped_token(self) -> str:
@@ -149,8 +149,10 @@ def read(name: str) -> ClusterFile:
     except yaml.YAMLError as error:
         raise SpecError(f"{name} is not YAML{yaml_problem(error)}.") from error
     if not isinstance(document, dict):
-        found = "empty" if document is None else f"a {type(document).__name__}"
-        raise SpecError(f"{name} is {found}; a cluster file is a mapping with `cluster_name` and `provider`.")
+        content = "empty" if document is None else f"a {type(document).__name__}"
+        raise SpecError(
+            f"{name} is {content}; a cluster file is a mapping with `cluster_name` and `provider`."
+        )
     if other := _kind_of_mapping(document):
         raise SpecError(f"{name} is {other}.")
     return ClusterFile(name, document, lines)
@@ -163,9 +165,9 @@ def _kind_of_text(text: str) -> str | None:
     """
     if re.search(r"""(?m)^(\{\s*)?["']?apiVersion["']?\s*:""", text):
         kinds = re.findall(r"""(?m)^(?:kind|\s*"kind")\s*:\s*["']?(\w+)""", text)
-        found = f" ({', '.join(dict.fromkeys(kinds))})" if kinds else ""
+        tags = f" ({', '.join(dict.fromkeys(kinds))})" if kinds else ""
         return (
-            f"a Kubernetes manifest{found}, and this command reads cluster files of `ray up`. On Kubernetes a study "
+            f"a Kubernetes manifest{tags}, and this command reads cluster files of `ray up`. On Kubernetes a study "
             "runs by KubeRay: edit cluster/kuberay/rayjob.yaml as cluster/README.md describes, then "
             "`kubectl apply -f cluster/kuberay/rayjob.yaml`"
         )

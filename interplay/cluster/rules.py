@@ -110,12 +110,14 @@ def check_schema(file: ClusterFile) -> None:
         if error.validator != "additionalProperties":
             file.error(path, f"Ray's schema refuses this value: {error.message}")
             continue
-        known = error.schema.get("properties", {})
-        for key in (key for key in error.instance if key not in known):
+        properties = error.schema.get("properties", {})
+        for key in (key for key in error.instance if key not in properties):
             if path == () and key == "min_workers":
                 file.error((key,), f"`min_workers` belongs to each type of `{TYPES}`; move it there")
                 continue
-            file.error((*path, key), f"`{key}` is not a key here{did_you_mean(key, known) or '; remove it'}")
+            file.error(
+                (*path, key), f"`{key}` is not a key here{did_you_mean(key, properties) or '; remove it'}"
+            )
     if mistakes:
         return
     try:
@@ -314,11 +316,11 @@ def _check_head(file: ClusterFile) -> None:
             (*place, "node_config", "InstanceMarketOptions"),
             "AWS may take a spot head away at any time, with the driver and MLflow; remove this",
         )
-    known = prices().types.get(machine)
-    if known and known.memory_gib < LEAST_HEAD_GIB:
+    what = prices().types.get(machine)
+    if what and what.memory_gib < LEAST_HEAD_GIB:
         file.error(
             (*place, "node_config", "InstanceType"),
-            f"{machine} has {known.memory_gib} GiB for Ray, MLflow and one driver per study; use a type with "
+            f"{machine} has {what.memory_gib} GiB for Ray, MLflow and one driver per study; use a type with "
             f"{LEAST_HEAD_GIB} or more, such as m7i.xlarge",
         )
 
@@ -351,9 +353,9 @@ def _check_machine(file: ClusterFile, name: str) -> None:
                 "a Capacity Block is in one zone: write `SubnetIds: [subnet-…]` with a subnet of that zone beside it",
             )
     if max(disks, default=0) < LEAST_DISK_GB:
-        found = f"the disk has {max(disks)} GB" if disks else "no disk is given, so the image's own is used"
+        has = f"the disk has {max(disks)} GB" if disks else "no disk is given, so the image's own is used"
         file.error(
             (*place, "BlockDeviceMappings"),
-            f"{found}, too little for image, environment, tokens and checkpoints; write "
+            f"{has}, too little for image, environment, tokens and checkpoints; write "
             f"`[{{DeviceName: /dev/sda1, Ebs: {{VolumeSize: {2 * LEAST_DISK_GB}, VolumeType: gp3}}}}]`",
         )

@@ -133,7 +133,9 @@ def plan_power(
     truth, assumptions = assumed_truth(
         shapes, parse_assumptions(assume), None if given is None else given.fit, plan.entropy
     )
-    estimate = simulate_power(truth, shapes, len({one.cell.seed for one in plan.cells}), studies=studies)
+    estimate = simulate_power(
+        truth, shapes, len({planned.cell.seed for planned in plan.cells}), studies=studies
+    )
     changes = compare_changes(truth, shapes, estimate, studies=_fewer(studies))
     notes = tuple(_notes(plan, len(depths), assumptions))
     return Power(assumptions, None if given is None else given.name, len(shapes), estimate, changes, notes)
@@ -146,8 +148,8 @@ def _fewer(studies: int) -> int:
 
 def shapes_of_plan(plan: Plan) -> list[Shape]:
     """Every (depth, width) of a plan once, with its budget, whatever its seeds and learning rates."""
-    found = {(item.cell.shape.depth, item.cell.shape.width): item.budget for item in reversed(plan.cells)}
-    return sorted((*shape, budget) for shape, budget in found.items())
+    budgets = {(item.cell.shape.depth, item.cell.shape.width): item.budget for item in reversed(plan.cells)}
+    return sorted((*shape, budget) for shape, budget in budgets.items())
 
 
 def parse_assumptions(given: Mapping[str, float | str]) -> dict[str, float]:
@@ -236,9 +238,15 @@ def power_view(power: Power) -> RenderableType:
 
 
 def _crossing_row(pair: PairPower) -> tuple[str, ...]:
-    found = pair.statuses
-    unclear = found["ambiguous"] + found["insufficient"]
-    shares = (found["bracketed"], found["left_censored"], found["right_censored"], unclear, pair.closed)
+    statuses = pair.statuses
+    unclear = statuses["ambiguous"] + statuses["insufficient"]
+    shares = (
+        statuses["bracketed"],
+        statuses["left_censored"],
+        statuses["right_censored"],
+        unclear,
+        pair.closed,
+    )
     ratio = "-" if pair.ratio is None else f"x{pair.ratio:.2f}"
     sizes = (short(pair.params), f"{pair.width:.0f}")
     return f"{pair.shallow} → {pair.deep}", *sizes, *map(_share, shares), ratio, _share(pair.coverage)
@@ -251,10 +259,10 @@ def _change_row(change: Change, now: float | None) -> tuple[str, ...]:
 
 
 def _law_lines(estimate: PowerEstimate, b: float) -> list[str]:
-    found = estimate.statuses
+    statuses = estimate.statuses
     line = (
-        f"law: bounded in {_share(found['ok'])} of the studies, open on a side in {_share(found['open'])}, "
-        f"none in {_share(found['insufficient'] + found['not_converged'])}."
+        f"law: bounded in {_share(statuses['ok'])} of the studies, open on a side in {_share(statuses['open'])}, "
+        f"none in {_share(statuses['insufficient'] + statuses['not_converged'])}."
     )
     if estimate.b_width is not None:
         line += (

@@ -235,9 +235,9 @@ def device_of(model: str) -> str | None:
     """
     model, _, size = model.partition(" MIG ")
     matches = {
-        name: (len(one.accelerator), name.partition("-")[2].upper() in model)
-        for name, one in DEVICES.items()
-        if one.accelerator and one.accelerator.replace("-", " ") in model
+        name: (len(device.accelerator), name.partition("-")[2].upper() in model)
+        for name, device in DEVICES.items()
+        if device.accelerator and device.accelerator.replace("-", " ") in model
     }
     # "L4" is part of "L40S", and an A100 has 40 or 80 GB.
     card = max(matches, key=lambda name: matches[name], default=None)

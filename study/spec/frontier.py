@@ -160,7 +160,7 @@ class FrontierSection(Section):
     def budget_values(self) -> tuple[float, ...]:
         """The budgets in ascending order; with `widths`, the N of every shape; with `flops`, none."""
         if self.widths is not None:
-            return tuple(sorted({found.budget for found in shapes(self)}))
+            return tuple(sorted({item.budget for item in shapes(self)}))
         if isinstance(self.budgets, BudgetRange):
             return self.budgets.values
         return tuple(sorted(self.budgets or ()))
@@ -283,8 +283,8 @@ class FrontierSection(Section):
         Args:
             tokens_per_parameter: those of the size at a factor of 1, with `flops`.
         """
-        found, missed = _resolve(self, tokens_per_parameter)
-        for depth in set(self.depth_values) - {one.shape.depth for one in found}:
+        kept, missed = _resolve(self, tokens_per_parameter)
+        for depth in set(self.depth_values) - {item.shape.depth for item in kept}:
             best = min((miss for miss in missed if miss.depth == depth), key=lambda miss: abs(miss.deviation))
             needed = math.ceil(abs(best.deviation) * 100) / 100
             name, least = "budgets", 12 * depth * self.step**2
@@ -344,11 +344,11 @@ def added_shapes(frontier: FrontierSection) -> list[FrontierShape]:
                 parts *= 2
             pairs += [(low * ratio ** (part / parts), depth) for part in range(1, parts)]
     frontier.check_size(len(pairs), "pairs of depths and budgets that the search may add")
-    taken = {one.shape for one in shapes(frontier)}
+    taken = {item.shape for item in shapes(frontier)}
     return [
-        one
-        for one in _fitting(frontier, [(None, *pair) for pair in sorted(pairs)])[0]
-        if one.shape not in taken
+        item
+        for item in _fitting(frontier, [(None, *pair) for pair in sorted(pairs)])[0]
+        if item.shape not in taken
     ]
 
 
@@ -374,8 +374,10 @@ def _resolve(
     if frontier.widths is None:
         return _fitting(frontier, itertools.product([None], frontier.budget_values, depths))
     pairs = [(depth, width) for depth in depths for width in frontier.widths[depth]]
-    own = [FrontierShape(12.0 * depth * width**2, frontier.shape(depth, width)) for depth, width in pairs]
-    return sorted(own, key=lambda one: (one.budget, one.shape.depth)), []
+    measured = [
+        FrontierShape(12.0 * depth * width**2, frontier.shape(depth, width)) for depth, width in pairs
+    ]
+    return sorted(measured, key=lambda item: (item.budget, item.shape.depth)), []
 
 
 def _fitting(

@@ -32,9 +32,11 @@ _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 1000
 def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel], origin: str) -> str:
     """Return pydantic's errors about the document `raw`, which errors name `origin`, in one paragraph."""
     # A default that follows from other keys cannot be made while one of these is wrong.
-    errors = [one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"]
+    errors = [
+        item for item in error.errors(include_url=False) if item["type"] != "default_factory_not_called"
+    ]
     places = [_place(details, raw, model) for details in errors]
-    found: dict[str, list[str]] = {}
+    meant_by_place: dict[str, list[str]] = {}
     meant: set[str] = set()
     for details, (path, holders) in zip(errors, places, strict=True):
         is_list = isinstance(details["input"], list | tuple)
@@ -45,11 +47,11 @@ def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseMode
             parent, dot, key = path.rpartition(".")
             meant.update(f"`{parent}{dot}{near}` is missing" for near in near_misses(key, _keys(holders)))
         subject, demand = _mistake(details, path, holders, model)
-        found.setdefault(subject, []).append(demand)
+        meant_by_place.setdefault(subject, []).append(demand)
     # The members of a union have one demand each. A key that is misspelt is not missing too.
     sentences = [
         "; ".join(filter(None, [subject, "; or ".join(dict.fromkeys(demands))]))
-        for subject, demands in found.items()
+        for subject, demands in meant_by_place.items()
         if subject not in meant
     ]
     more = len(sentences) - MOST_MISTAKES
@@ -64,35 +66,39 @@ def _place(
 
     Pydantic's location also has the names of union members, which are no keys.
     """
-    here: Any = raw
+    value: Any = raw
     named: Any = None
     parts: list[str] = []
     holders = [model]
     for index, part in enumerate(details["loc"]):
-        if here is not named and (members := _members(part, here, holders)):
-            named, holders = here, members
+        if value is not named and (members := _members(part, value, holders)):
+            named, holders = value, members
             continue
         try:
-            here = here[part]
+            value = value[part]
         except (LookupError, TypeError):
             if index < len(details["loc"]) - 1 or details["type"] not in {"missing", "extra_forbidden"}:
                 continue
         parts.append(shortened(str(part)))
-        fields = [one.model_fields[str(part)] for one in holders if part in one.model_fields]
+        fields = [holder.model_fields[str(part)] for holder in holders if part in holder.model_fields]
         holders = [inner for field in fields for inner in _models(field.annotation)] or holders
     return ".".join(parts), holders
 
 
-def _members(part: object, here: Any, holders: Sequence[type[BaseModel]]) -> list[type[BaseModel]]:
+def _members(part: object, value: Any, holders: Sequence[type[BaseModel]]) -> list[type[BaseModel]]:
     """Return the models of a union that a part of a location names.
 
     The name of a member may also be a key: the task `hops` has a key `hops`.
     """
     if part in SECTIONS and SECTIONS[str(part)] in holders:
         return [SECTIONS[str(part)]]
-    if not isinstance(here, Mapping) or part not in (here.get("kind"), here.get("rule")):
+    if not isinstance(value, Mapping) or part not in (value.get("kind"), value.get("rule")):
         return []
-    return [one for one in holders if any(part in get_args(f.annotation) for f in one.model_fields.values())]
+    return [
+        holder
+        for holder in holders
+        if any(part in get_args(f.annotation) for f in holder.model_fields.values())
+    ]
 
 
 def _mistake(
@@ -118,7 +124,7 @@ def _mistake(
             hint = did_you_mean(key, keys) or "".join(homes[:1])
             return f"`{path}` is not a key", f"allowed: {', '.join(keys)}{hint}"
         case "union_tag_not_found":
-            tags = [get_args(one.model_fields[discriminator].annotation)[0] for one in holders]
+            tags = [get_args(member.model_fields[discriminator].annotation)[0] for member in holders]
             return f"`{path}.{discriminator}` is missing", f"allowed: {', '.join(tags)}"
         case "union_tag_invalid":
             path, value = f"{path}.{discriminator}", context["tag"]
@@ -136,7 +142,7 @@ def _mistake(
 
 
 def _keys(models: Sequence[type[BaseModel]]) -> list[str]:
-    return list(dict.fromkeys(key for one in models for key in one.model_fields))
+    return list(dict.fromkeys(key for model in models for key in model.model_fields))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -145,7 +151,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
         return list(KINDS.values())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for argument in get_args(annotation) for found in _models(argument)]
+    return [model for argument in get_args(annotation) for model in _models(argument)]
 
 
 def show(value: object) -> str:

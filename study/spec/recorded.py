@@ -42,12 +42,12 @@ def study_source(spec: StudySpec, results: Path) -> str:
 
 def differences(spec: StudySpec, other: StudySpec) -> dict[str, tuple[str, str]]:
     """Return the keys that change cells and in which two specs differ, with both values; `-` for none."""
-    here, there = _values(spec), _values(other)
-    keys = [key for key in {**here, **there} if here.get(key, "-") != there.get(key, "-")]
+    ours, theirs = _values(spec), _values(other)
+    keys = [key for key in {**ours, **theirs} if ours.get(key, "-") != theirs.get(key, "-")]
     # Each kind of data has its own keys, of which the kind and the path are enough.
     if "data.kind" in keys:
         keys = [key for key in keys if not key.startswith("data.") or key in ("data.kind", "data.path")]
-    return {key: (here.get(key, "-"), there.get(key, "-")) for key in keys}
+    return {key: (ours.get(key, "-"), theirs.get(key, "-")) for key in keys}
 
 
 def _values(spec: StudySpec) -> dict[str, str]:
@@ -68,9 +68,9 @@ def _flat(value: Any, key: str = "") -> dict[str, str]:
     return {key: value if isinstance(value, str) else json.dumps(value)}
 
 
-def differences_text(found: Mapping[str, tuple[str, str]]) -> str:
+def differences_text(differing: Mapping[str, tuple[str, str]]) -> str:
     """Return differences as `key: here / there; …`."""
-    listed = [f"{key}: {shortened(one)} / {shortened(two)}" for key, (one, two) in found.items()]
+    listed = [f"{key}: {shortened(first)} / {shortened(two)}" for key, (first, two) in differing.items()]
     more = [f"and {len(listed) - MOST_LISTED} more"] if len(listed) > MOST_LISTED else []
     return "; ".join([*listed[:MOST_LISTED], *more])
 
@@ -85,16 +85,18 @@ def difference_note(spec: StudySpec, given: set[str], results: Path) -> tuple[st
         return None
     source = recorded_source(file, results)
     try:
-        found = differences(spec, load_spec(str(file)))
+        differing = differences(spec, load_spec(str(file)))
     except SpecError:
         return f"the spec in {file} is of another version and was not compared", source
-    found = {
-        key: both for key, both in found.items() if not any(f"{key}.".startswith(f"{one}.") for one in given)
+    differing = {
+        key: both
+        for key, both in differing.items()
+        if not any(f"{key}.".startswith(f"{chosen}.") for chosen in given)
     }
-    if not found:
+    if not differing:
         return None
     return (
-        f"the study in {file.parent} was run with other values (here / there): {differences_text(found)}",
+        f"the study in {file.parent} was run with other values (here / there): {differences_text(differing)}",
         source,
     )
 
@@ -103,14 +105,16 @@ def file_note(
     source: str, overrides: Sequence[str], spec: StudySpec, results: Path
 ) -> tuple[str, str] | None:
     """Return how SOURCE.yaml differs from the study SOURCE that was read instead, and the name of that file."""
-    file = next((one for end in (".yaml", ".yml") if (one := Path(f"{source}{end}")).is_file()), None)
+    file = next(
+        (candidate for end in (".yaml", ".yml") if (candidate := Path(f"{source}{end}")).is_file()), None
+    )
     if file is None or find(source, results).name not in (SPEC, SERIES):
         return None
     read = f"{source} is the study in {results / source}"
     try:
-        found = differences(spec, load_spec(str(file), overrides))
+        differing = differences(spec, load_spec(str(file), overrides))
     except SpecError:
         return f"{read}; {file} is no valid spec and was not compared", str(file)
-    if not found:
+    if not differing:
         return None
-    return f"{read}; {file} has other values (study / file): {differences_text(found)}", str(file)
+    return f"{read}; {file} has other values (study / file): {differences_text(differing)}", str(file)

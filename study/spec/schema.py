@@ -117,11 +117,11 @@ def _type(field: Mapping[str, Any]) -> str:
         return f"`{field['const']}`"
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
-    if names := [one for one in field.get("anyOf", ()) if "enum" in one and "type" in field]:
+    if names := [member for member in field.get("anyOf", ()) if "enum" in member and "type" in field]:
         return f"{_type(names[0])} or text"
     if "type" not in field:
         members = field.get("anyOf", field.get("oneOf", ()))
-        return " or ".join(dict.fromkeys(_type(one) for one in members if one.get("type") != "null"))
+        return " or ".join(dict.fromkeys(_type(member) for member in members if member.get("type") != "null"))
     if field["type"] == "array":
         return f"list of {_type(field.get('items') or field['prefixItems'][0])}"
     limits = [

@@ -169,7 +169,7 @@ class TrainingSection(Section, RecipeFields):
         if self.steps is not None:
             return (self.steps,)
         tokens = self.tokens if isinstance(self.tokens, tuple) else (self.tokens or 0,)
-        return tuple(sorted(max(1, round(one / (self.batch * self.context))) for one in tokens))
+        return tuple(sorted(max(1, round(count / (self.batch * self.context))) for count in tokens))
 
     @property
     def has_levels(self) -> bool:

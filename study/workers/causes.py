@@ -60,7 +60,7 @@ def own_place() -> Place:
     import ray
 
     node = ray.get_runtime_context().get_node_id()
-    (address,) = (known["NodeManagerAddress"] for known in ray.nodes() if known["NodeID"] == node)
+    (address,) = (record["NodeManagerAddress"] for record in ray.nodes() if record["NodeID"] == node)
     gpus = ray.get_gpu_ids()
     return Place(node, socket.gethostname(), address, os.getpid(), oom_kills(), str(gpus[0]) if gpus else "")
 
@@ -159,9 +159,9 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
     `memory.events`). Where there is no count, as on other systems than Linux, it is 0.
     """
     files = [proc / "vmstat"]
-    own = proc / "self/cgroup"
+    cgroup = proc / "self/cgroup"
     # Lines such as `0::/user/a`, or `4:memory:/b` in version 1.
-    for line in own.read_text().splitlines() if own.is_file() else ():
+    for line in cgroup.read_text().splitlines() if cgroup.is_file() else ():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             files.insert(0, cgroups / path.lstrip("/") / "memory.events")

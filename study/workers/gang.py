@@ -59,8 +59,8 @@ class Rank:
             if options["rank_info"].rank:
                 return train(cell, **options, at_risk=at_risk)
             with stop_requested(run) as stop:
-                own = {"rendezvous": self._rendezvous, "report": self._progress.put}
-                return train(cell, **options, **own, interrupted=stop, at_risk=at_risk)
+                callbacks = {"rendezvous": self._rendezvous, "report": self._progress.put}
+                return train(cell, **options, **callbacks, interrupted=stop, at_risk=at_risk)
 
     def progress(self) -> Progress:
         """Wait for the next progress of this rank; a second thread of the process answers while it trains."""
@@ -96,16 +96,16 @@ def train_gang(
         # The import of torch takes seconds, in which a rank's error could not be read: better now than then.
         from trainables.ranks.process_group import RankInfo
 
-        found = _started(ready, layout.ranks)
-        order = order_ranks_by_machine(found, layout.tensor_parallel)
-        ranks, places = [actors[i] for i in order], [found[i] for i in order]
+        started = _started(ready, layout.ranks)
+        order = order_ranks_by_machine(started, layout.tensor_parallel)
+        ranks, places = [actors[i] for i in order], [started[i] for i in order]
         alone = len({place.node for place in places}) == 1
         address = "127.0.0.1" if alone else places[0].address
         (port,) = _started([ranks[0].open_port.remote(address)], layout.ranks)
         futures: list[Future[Result]] = []
         for rank, actor in enumerate(ranks):
-            own = {**options, "rank_info": RankInfo(rank, layout.ranks, address, port, timeout)}
-            futures.append(actor.train.remote(train, cell, own, run).future())
+            rank_options = {**options, "rank_info": RankInfo(rank, layout.ranks, address, port, timeout)}
+            futures.append(actor.train.remote(train, cell, rank_options, run).future())
 
         def lost(rank: int) -> None:
             # Its sockets close, so that ranks that wait for it do not wait for the whole timeout. Rank 0 has the store
@@ -237,9 +237,9 @@ def _choose_gpu() -> None:
     """Have torch and DeepSpeed use the GPU that Ray gave this rank; see `SEE_ALL_GPUS`."""
     import ray
 
-    if own := ray.get_gpu_ids():
+    if gpus := ray.get_gpu_ids():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        index = visible.split(",").index(str(own[0])) if visible else own[0]
+        index = visible.split(",").index(str(gpus[0])) if visible else gpus[0]
         os.environ["LOCAL_RANK"] = str(index)
 
 

@@ -84,7 +84,7 @@ def report_launch_failures(resources: ResourcesSection, show: Callable[[str], No
     over = threading.Event()
 
     def watch() -> None:
-        known, limits = LaunchFailures(resources.capacity_timeout_seconds), read_autoscaler_limits()
+        launches, limits = LaunchFailures(resources.capacity_timeout_seconds), read_autoscaler_limits()
         warned = False
         while not over.wait(POLL_SECONDS):
             try:
@@ -96,7 +96,7 @@ def report_launch_failures(resources: ResourcesSection, show: Callable[[str], No
                 continue
             now, pool = time.monotonic(), resources.pool
             waited = {name for name in failures if concerns(name, limits, pool)}
-            for name, failing in known.update(now, waited, nodes).items():
+            for name, failing in launches.update(now, waited, nodes).items():
                 show(message(name, failing, now, limits, pool))
 
     thread = threading.Thread(target=watch, name="launch failures", daemon=True)
@@ -114,6 +114,6 @@ def autoscaler_status() -> tuple[set[str], dict[str, str]]:
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     status: Any = get_cluster_status(ray.get_runtime_context().gcs_address)
-    there = (*status.active_nodes, *status.idle_nodes, *status.pending_nodes)
+    nodes = (*status.active_nodes, *status.idle_nodes, *status.pending_nodes)
     failing = {launch.ray_node_type_name for launch in status.failed_launches}
-    return failing, {node.instance_id: node.ray_node_type_name for node in there}
+    return failing, {node.instance_id: node.ray_node_type_name for node in nodes}

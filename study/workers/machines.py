@@ -114,8 +114,8 @@ def possible_machines(live: Collection[Machine], limits: AutoscalerLimits, slots
     coming = []
     for machine in limits.machines:
         if slots.may_use(machine) and {"CPU", "GPU"} & machine.resources.keys():
-            there = sum(other.kind == machine.kind for other in live)
-            coming += [machine] * (int(limits.kinds[machine.kind]["max_workers"]) - there)
+            alike = sum(other.kind == machine.kind for other in live)
+            coming += [machine] * (int(limits.kinds[machine.kind]["max_workers"]) - alike)
     coming.sort(key=slots.ranks_on, reverse=True)
     workers = sum(machine.kind in limits.kinds for machine in live)
     return [*live, *coming[: max(0, limits.most - workers)]]
@@ -222,19 +222,19 @@ def custom_resources(device: str, pool: str, machines: Collection[Machine]) -> t
 
 def _pools(machines: Collection[Machine]) -> list[str]:
     """Return the resources of machines that are not Ray's own, which are pools."""
-    known = ("CPU", "GPU", "memory", "object_store_memory", "head")
+    ordinary = ("CPU", "GPU", "memory", "object_store_memory", "head")
     names = {name for machine in machines for name, amount in machine.resources.items() if amount}
-    return sorted(name for name in names if name not in known and ":" not in name)
+    return sorted(name for name in names if name not in ordinary and ":" not in name)
 
 
 def check_devices(slots: Slots, device: str, layouts: Collection[Layout] = ()) -> None:
     """Refuse what this machine does not have: Ray does not check GPUs, and trials would use the CPU."""
     cpus, needed = math.ceil(slots.devices * slots.cpus), math.ceil(slots.devices * slots.gpus)
-    if needed and needed > (found := local_gpus()):
-        fewer = f"`resources.slots` to {int(found / slots.gpus)} or fewer, or " if found else ""
+    if needed and needed > (gpus := local_gpus()):
+        fewer = f"`resources.slots` to {int(gpus / slots.gpus)} or fewer, or " if gpus else ""
         raise SpecError(
             f"`resources.device` {device} with {slots.devices} slots needs {needed} GPUs, and this machine has "
-            f"{found}. Set {fewer}`resources.device: cpu`, or join a cluster that has them (RAY_ADDRESS)."
+            f"{gpus}. Set {fewer}`resources.device: cpu`, or join a cluster that has them (RAY_ADDRESS)."
         )
     check_capacity(slots, layouts, [Machine({"CPU": cpus, "GPU": needed})])
 
@@ -250,10 +250,10 @@ def check_capacity(slots: Slots, layouts: Collection[Layout], machines: Collecti
         most = {
             name: max((machine.resources.get(name, 0) for machine in usable), default=0) for name in needs
         }
-        there = " and ".join(f"{amount:g} {name}s" for name, amount in most.items())
+        largest = " and ".join(f"{amount:g} {name}s" for name, amount in most.items())
         raise SpecError(
             f"one rank of a trial needs {one_rank}, and no machine of the Ray cluster{which} has them (the most in one "
-            f"machine: {there}). Lower `resources.cpus_per_trial`, or start machines that have them."
+            f"machine: {largest}). Lower `resources.cpus_per_trial`, or start machines that have them."
         )
     for layout in layouts:
         wanted, together = layout.data_parallel, layout.tensor_parallel
@@ -311,7 +311,9 @@ class MachineLosses:
         if ill:
             machines = possible_machines(live_machines(), read_autoscaler_limits(), self.slots)
             try:
-                check_capacity(self.slots, [layout], [one for one in machines if one.node not in ill])
+                check_capacity(
+                    self.slots, [layout], [machine for machine in machines if machine.node not in ill]
+                )
             except SpecError:
                 return []
         return ill

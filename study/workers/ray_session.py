@@ -180,13 +180,13 @@ def end_of_log(node: str, pid: int) -> str:
             lines = file.read_text(errors="replace").splitlines()
     else:
         try:
-            found = get_log(node_id=node, pid=pid, suffix="err", tail=20, timeout=LOG_SECONDS)
-            lines = "".join(found).splitlines()
+            log = get_log(node_id=node, pid=pid, suffix="err", tail=20, timeout=LOG_SECONDS)
+            lines = "".join(log).splitlines()
         except (RayError, RayStateApiException, OSError) as error:
             logging.getLogger(__name__).info("No log of process %d on %s: %s", pid, node, error)
     # Ray's own lines begin with a colon, such as `:actor_name:ImplicitFunc`.
-    own = [line.strip() for line in lines if line.strip() and not line.startswith(":")]
-    return shortened(own[-1], LONGEST_LINE) if own else ""
+    messages = [line.strip() for line in lines if line.strip() and not line.startswith(":")]
+    return shortened(messages[-1], LONGEST_LINE) if messages else ""
 
 
 class _StopEvent:
@@ -212,11 +212,11 @@ def make_stop_event(run: str) -> Callable[[], Any]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     event = ray.remote(_StopEvent).options(
         name=run,
         num_cpus=0,
-        scheduling_strategy=here,
+        scheduling_strategy=strategy,
         # If its process is lost, the pending calls are made again on a new one.
         max_restarts=-1,
         max_task_retries=-1,

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.durations import RECORD, ROOT
-from tests.proof import unchanged
 
 # A shell ignores SIGINT in what it starts in the background, `nohup` ignores SIGHUP, and every process that a test
 # starts would inherit that and be deaf to what the test sends.
@@ -77,19 +76,8 @@ def command(tmp_path, monkeypatch, capsys, columns):
     return run
 
 
-def pytest_addoption(parser):
-    parser.addoption("--prove", action="store_true", help="run extended tests whose code has not changed too")
-
-
-def pytest_collection_modifyitems(config, items):
-    """Skip what is proved, and run the files that took longest first, so that no process of pytest-xdist ends late."""
-    proved = {} if config.getoption("--prove") else unchanged()
-    for item in items:
-        path = item.path.relative_to(ROOT).as_posix()
-        for folder, day in proved.items():
-            if path.startswith(f"{folder}/") and item.get_closest_marker("extended"):
-                reason = f"its code has not changed since it passed on {day}; --prove runs it"
-                item.add_marker(pytest.mark.skip(reason=reason))
+def pytest_collection_modifyitems(items):
+    """Run the files that took longest first, so that no process of pytest-xdist ends late."""
     record = json.loads(RECORD.read_text())
 
     def seconds(item):

@@ -35,7 +35,9 @@ $(EVIDENCE)/django-5.2.8: $(STUDY)
 evidence: $(EVIDENCE)/django-5.2.8
 	@$(BIN)/interplay run docs/evidence/study.yaml --results "$(RESULTS)"
 evidence-families: $(EVIDENCE)/django-5.2.8
-	@$(BIN)/interplay run docs/evidence/families.yaml --results "$(RESULTS)"
+	@for network in gpt2 llama; do $(BIN)/interplay run docs/evidence/families.yaml training.network=$$network \
+		name=families-network-$$network --results "$(RESULTS)" || exit; done
+	@$(BIN)/interplay compare families-network-gpt2 families-network-llama --results "$(RESULTS)" --out build/evidence/families
 
 # Ray would start its workers at niceness 15, where they get no CPU time beside other work.
 test test-gate test-all fuzz: export RAY_worker_niceness := 0

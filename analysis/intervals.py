@@ -30,6 +30,20 @@ def interval_of(low: float, high: float) -> Interval:
     return low if math.isfinite(low) else None, high if math.isfinite(high) else None
 
 
+def difference_ends(
+    first: float, ends: tuple[float, float], other: float, other_ends: tuple[float, float]
+) -> tuple[float, float]:
+    """Ends of the interval of `other` - `first` from an interval of each, of independent estimates (MOVER).
+
+    Zou and Donner 2008, Statistics in Medicine 27, 1693. Infinite ends stay infinite.
+    """
+    (below, above), (low, high), change = ends, other_ends, other - first
+    return (
+        change - math.hypot(other - low, above - first),
+        change + math.hypot(high - other, first - below),
+    )
+
+
 def hull(intervals: Sequence[Interval]) -> Interval:
     """The smallest interval that holds all; an end is None if that of one of them is, or there are none."""
     lows, highs = zip(*map(ends_of, intervals), strict=True) if intervals else ((-math.inf,), (math.inf,))

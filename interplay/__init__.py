@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from interplay.verbs.audit import audit
+    from interplay.verbs.compare import compare
     from interplay.verbs.export import export
     from interplay.verbs.fit import fit
     from interplay.verbs.init import init
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "audit",
+    "compare",
     "export",
     "fit",
     "init",

@@ -14,10 +14,10 @@ from rich.console import RenderableType
 from analysis.fit.document import Fit
 from analysis.fit.sentences import answers
 from analysis.law.near_optimal import Within
-from analysis.law.shape import ComputeShape, Shape
 from analysis.runs.table import RunTable
 from core.errors import shortened
 from core.numbers import counted
+from interplay.recommendation import Recommendation
 from interplay.result import Result
 from interplay.terminal import fit_table, refuse_file
 
@@ -77,7 +77,7 @@ class Answer(Result):
 
     def recommend(
         self, params: float | str | None = None, within: Within = None, *, flops: float | str | None = None
-    ) -> Shape | ComputeShape:
+    ) -> Recommendation:
         """Return the best shape of N non-embedding parameters, or of a compute in FLOPs; numbers or text such as "7B".
 
         Raises:
@@ -86,7 +86,8 @@ class Answer(Result):
         from analysis.audit.recommend import recommend_one
         from analysis.fit.recommendation import NamedFit
 
-        return recommend_one(NamedFit(self.title, self.fit), None, params, flops, within)
+        source, shape = recommend_one(NamedFit(self.title, self.fit), None, params, flops, within)
+        return Recommendation(shape, source)
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures of the report by the names of their files; those that the data do not allow are absent."""
@@ -99,7 +100,7 @@ class Answer(Result):
         """Write `report.html`, `fit.json`, `runs.csv` and the figures into a folder; return the page.
 
         Raises:
-            SpecError: the folder is a file, or that of a study or series, which `run` alone writes.
+            SpecError: the folder is a file, or that of a study, which `run` alone writes.
             OSError: the folder cannot be written.
         """
         from analysis.report.study_page import write_report

@@ -202,10 +202,9 @@ def plan(
 
 def _show_cell(spec: str, changes: Sequence[str], cell: str, results: Path) -> None:
     """Print one cell as JSON, and on stderr the command that trains it."""
-    from interplay.verbs.load_spec import load_study
     from study.plan.plan import by_hand, make_plan
 
-    planned = make_plan(load_study(spec, *changes, results=results, doing="`plan`")).planned(cell)
+    planned = make_plan(interplay.load_spec(spec, *changes, results=results)).planned(cell)
     print(planned.cell.model_dump_json(indent=2))
     print(f"{by_hand(planned.layout)}  # trains it, with the cell above in CELL.json", file=sys.stderr)
 
@@ -268,12 +267,15 @@ def run(
     results: ResultsOption = RESULTS,
 ) -> None:
     """Train what a study lacks, fit, and write its report. Run it again to resume."""
-    from interplay.verbs.run import run_in_terminal
+    from interplay.verbs.run import train
 
     keys = {"resources.slots": slots, "resources.device": device}
     more = [f"{key}={value}" for key, value in keys.items() if value is not None]
     note_other_values("run", spec, [*(changes or ()), *more], results)
-    raise typer.Exit(run_in_terminal(spec, [*(changes or ()), *more], results, RESULTS))
+    console = Console(highlight=False)
+    ended = train(spec, *(changes or ()), *more, results=results, console=console)
+    ended.say(console)
+    raise typer.Exit(ended.status)
 
 
 @app.command()
@@ -367,12 +369,11 @@ def mirror(
     results: ResultsOption = RESULTS,
 ) -> None:
     """Send MLflow and other trackers the rows they lack. An empty one gets all; `interplay run` does so as well."""
-    from study.spec.study import studies
     from study.tracking.targets import mirror_study
 
     note_other_values("mirror", spec, changes or (), results)
-    for study in studies(interplay.load_spec(spec, *(changes or ()), results=results)):
-        Console().print(mirror_study(study, results), markup=False, soft_wrap=True)
+    loaded = interplay.load_spec(spec, *(changes or ()), results=results)
+    Console().print(mirror_study(loaded, results), markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -443,6 +444,24 @@ def report(
         )
     _note_of_runs("report", runs, changes or (), results)
     show(page, as_json=False)
+
+
+@app.command()
+def compare(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="STUDY", help="studies, their folders, fit.json files, specs or run tables"),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="also write a page with figures into this folder")
+    ] = None,
+    results: ResultsOption = RESULTS,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two or more studies: crossings, slopes, best depths. By the key in which their specs differ."""
+    with working("comparing"):
+        compared = interplay.compare(*sources, out=out, results=results)
+    show(compared, as_json=as_json)
 
 
 def _note_of_runs(verb: str, runs: str, changes: Sequence[str], results: Path) -> None:

@@ -77,7 +77,28 @@ ELSEWHERE = {
     "interplay run quickstart 'frontier.flops=[4e9, 1e10, 3e10]' training.batch=4 name=isoflop": "tests/study/run/"
     "test_study.py, a smaller study",
     "interplay export text L4-d24-s0 --out model": "tests/interplay/verbs/test_export.py, another study",
-    "interplay report quickstart": "tests/interplay/verbs/test_series.py, another study",
+    "interplay report quickstart": "tests/study/test_study_names.py, another study",
+    **dict.fromkeys(
+        (
+            "interplay run low-resource",
+            "for x in 360000 720000 1440000; do "
+            "interplay run low-resource training.tokens=$x name=low-resource-$x; done",
+            "interplay compare low-resource low-resource-{360000,720000,1440000}",
+            "interplay run vocabulary",
+            "for x in 64 256 1024; do interplay run vocabulary data.vocabulary=$x name=vocabulary-$x; done",
+            "interplay compare vocabulary vocabulary-{64,256,1024}",
+            "interplay run very-deep",
+            "for x in sqrt linear scaled_norm post admin; do "
+            "interplay run very-deep training.residual=$x name=very-deep-$x; done",
+            "interplay compare very-deep very-deep-{sqrt,linear,scaled_norm,post,admin}",
+            "interplay run analysed-network",
+            "for x in gpt2; do interplay run analysed-network training.network=$x name=analysed-network-$x; done",
+            "interplay compare analysed-network analysed-network-gpt2",
+            "for x in sp completep; do interplay run text training.parametrisation=$x name=transfer-$x; done",
+            "interplay compare transfer-sp transfer-completep --out results/transfer",
+        ),
+        "tests/interplay/verbs/test_compare.py, smaller studies in the same steps",
+    ),
     "interplay ui": "test_ui.py, which also ends it",
     "AWS_DEFAULT_REGION=us-west-2 bash cluster/account.sh": "tests/cluster/test_account.py, against moto",
     "AWS_DEFAULT_REGION=us-west-2 bash cluster/account.sh --delete": "as above",
@@ -156,8 +177,6 @@ SLOW = {
     "interplay run text data.path=corpus.txt": "",
     "interplay run llama-text data.path=corpus.txt": "",
     "interplay run text resources.tensor_parallel=2": " frontier.budgets=[12000]",
-    "interplay run text 'vary={training.parametrisation: [sp, completep]}' name=transfer": " "
-    "frontier.budgets=[12000,27850]",
     "interplay run my-study.yaml": "",
     "interplay run quickstart name=my-text data.path=corpus.txt": " frontier.budgets=[3100]",
     "interplay run frontier-search": " training.steps=60 frontier.budgets=[3500,8000]",
@@ -258,10 +277,11 @@ def test_a_command_of_the_pages_works(command, folder):
 
 
 def with_tier(command):
-    """Mark the series and the presets of docs/published-claims.md, which train alike, as extended."""
+    """Mark the presets of docs/published-claims.md, which train alike, as extended."""
     alike = ("rank-collapse", "induction", "hops", "connectivity", "one-wide-layer")
-    is_alike = "vary=" in command or command.split()[2] in alike
-    return pytest.param(command, marks=pytest.mark.extended if is_alike else pytest.mark.slow)
+    return pytest.param(
+        command, marks=pytest.mark.extended if command.split()[2] in alike else pytest.mark.slow
+    )
 
 
 @pytest.fixture(scope="module")

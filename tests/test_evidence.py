@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 
 import interplay
+from core.command_line import in_shell
 from study.plan.plan import make_plan
-from study.spec.study import load_spec, studies
+from study.spec.study import load_spec
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 def test_the_page_quotes_the_answer_of_its_rows():
     quoted = (DOCS / "evidence.md").read_text().split("```text\n")[1].split("\n```")[0]
-    answer = interplay.fit(DOCS / "evidence" / "runs.csv")
-    assert " ".join(answer.sentences).startswith(" ".join(quoted.split()))
+    with in_shell(["fit"]):
+        sentences = interplay.fit(DOCS / "evidence" / "runs.csv").sentences
+    assert " ".join(sentences).startswith(" ".join(quoted.split()))
 
 
 def test_the_study_plans_the_rows_of_the_table(tmp_path):
@@ -28,18 +30,24 @@ def test_the_study_plans_the_rows_of_the_table(tmp_path):
     assert trained <= shapes
 
 
-def test_the_page_quotes_the_series_of_both_families():
+def test_the_page_quotes_the_comparison_of_both_families():
     page = (DOCS / "evidence.md").read_text()
     section = page.split("# GPT-2 and Llama blocks on the same text")[1]
     quoted = section.split("```text\n")[1].split("\n```")[0].splitlines()
-    series = json.loads((DOCS / "evidence" / "families" / "series.json").read_text())
-    assert quoted == series["answers"][: len(quoted)]
+    folders = [DOCS / "evidence" / f"families-network-{network}" for network in ("gpt2", "llama")]
+    compared = interplay.compare(*folders).to_json()
+    assert compared["key"] == "training.network"
+    assert quoted == compared["answers"][: len(quoted)]
+    recorded = json.loads((DOCS / "evidence" / "families" / "comparison.json").read_text())
+    assert recorded["answers"] == compared["answers"]
     losses = {}
     for network in ("gpt2", "llama"):
         runs = DOCS / "evidence" / f"families-network-{network}" / "runs.csv"
         fitted = interplay.fit(runs).to_json()
         (pair,) = [item for item in fitted["crossings"] if (item["shallow"], item["deep"]) == (1, 2)]
-        (stated,) = [item for item in series["crossings"] if (item["value"], item["shallow"]) == (network, 1)]
+        (stated,) = [
+            item for item in compared["crossings"] if (item["value"], item["shallow"]) == (network, 1)
+        ]
         assert pair["status"] == stated["status"]
         assert pair["params"] == pytest.approx(stated["params"], rel=1e-6)
         losses[network] = interplay.read(runs).frame.groupby(["depth", "width"])["loss"].mean()
@@ -50,11 +58,13 @@ def test_the_page_quotes_the_series_of_both_families():
 
 
 @pytest.mark.parametrize("network", ["gpt2", "llama"])
-def test_the_series_plans_the_rows_of_its_tables(tmp_path, network):
+def test_the_study_of_each_family_plans_the_rows_of_its_table(tmp_path, network):
     text = tmp_path / "docs.txt"
     text.write_text("a few words of English. " * 60_000)
-    given = load_spec(str(DOCS / "evidence" / "families.yaml"), [f"data.path={text}"])
-    (spec,) = [one for one in studies(given) if one.training.network == network]
+    changes = [f"data.path={text}", f"training.network={network}"]
+    spec = load_spec(str(DOCS / "evidence" / "families.yaml"), changes)
+    recorded = load_spec(str(DOCS / "evidence" / f"families-network-{network}" / "spec.yaml"), changes[:1])
+    assert make_plan(recorded).protocol == make_plan(spec).protocol
     planned = {(p.cell.shape.depth, p.cell.shape.width, p.cell.seed, p.tokens) for p in make_plan(spec).cells}
     rows = interplay.read(DOCS / "evidence" / f"families-network-{network}" / "runs.csv").frame
     assert set(zip(rows["depth"], rows["width"], rows["seed"], rows["tokens"], strict=True)) == planned

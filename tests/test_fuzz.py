@@ -29,7 +29,6 @@ from analysis.runs.table import read_runs
 from core.errors import InputError
 from core.errors import InputError as AnalysisError
 from interplay.terminal import fit_table
-from interplay.verbs import series
 from study.plan.plan import make_plan
 from study.plan.table import plan_table
 from study.spec.study import load_spec
@@ -132,12 +131,6 @@ SPANS = (
     "{min: 1, max: 1e15, points: 2}",
     "{min: 1e-300, max: 1, points: 3}",
 )
-SERIES = (
-    "{training.steps: " + flow(list(range(1, 190))) + "}",
-    "{data.grammar_seed: [1, 2]}",
-    "{training.tokens: [1e6, 1e300]}",
-    "{" + "x" * 3000 + ": [1, 2]}",
-)
 numbers = (
     st.sampled_from(NUMBERS) | st.integers().map(str) | st.floats().map(flow) | st.integers(1, 64).map(str)
 )
@@ -150,7 +143,7 @@ values = st.one_of(
     st.sampled_from(ODD[-20:]),
     st.text(max_size=40),
     st.lists(plain_values, max_size=4).map(lambda items: f"[{', '.join(items)}]"),
-    st.sampled_from(SPANS + SERIES),
+    st.sampled_from(SPANS),
     long_lists(),
     sections(),
 )
@@ -349,13 +342,9 @@ def bounds() -> Iterator[None]:
 def plan_of(source: str, changes: list[str]) -> None:
     """What `interplay plan` does, with and without `--json`."""
     spec = load_spec(source, changes)
-    if spec.vary is None:
-        plan = make_plan(spec)
-        document, view = plan.to_json(), plan_table(plan)
-    else:
-        document, view = series.plan(spec)
-    json.dumps(document, allow_nan=False)
-    Console(file=io.StringIO(), width=120).print(view)
+    plan = make_plan(spec)
+    json.dumps(plan.to_json(), allow_nan=False)
+    Console(file=io.StringIO(), width=120).print(plan_table(plan))
 
 
 def run_spec(text: str) -> None:

@@ -51,6 +51,7 @@ FLOORS = {
         {"cluster"},
         {"verbs"},
         {"answer"},
+        {"recommendation"},
         {"fit_files", "spec_argument", "terminal"},
         {"result"},
     ],
@@ -64,7 +65,7 @@ FLOORS = {
         {"intervals", "tables", "threads", "units"},
     ],
     "analysis/report": [
-        {"study_page", "series_page"},
+        {"study_page", "comparison_page"},
         {"words"},
         {"html", "tables"},
         {"figures"},

@@ -222,8 +222,10 @@ def recommend_one(
     params: float | str | None,
     flops: float | str | None,
     within: Within = None,
-) -> Shape | ComputeShape:
-    """Return the best shape of one size N, by `shapes_of_sizes`, or of one compute, by `recommend_at_compute`.
+) -> tuple[str, Shape | ComputeShape]:
+    """Return the source and the best shape of one size N, by `shapes_of_sizes`, or of one compute.
+
+    The latter is by `recommend_at_compute`.
 
     Raises:
         InputError: as of these; both or none of `params` and `flops` is given, or `within` with `flops`.
@@ -234,10 +236,12 @@ def recommend_one(
         )
     if flops is None:
         assert params is not None
-        return shapes_of_sizes(fit, name, [params], within)[1][0]
+        source, shapes = shapes_of_sizes(fit, name, [params], within)
+        return source, shapes[0]
     if within is not None:
         raise InputError(f"`within` is for a size N. Leave it out: recommend(flops={flops}).")
-    return recommend_at_compute(fit, name, [flops])[1][0]
+    source, at_compute = recommend_at_compute(fit, name, [flops])
+    return source, at_compute[0]
 
 
 def _one_source() -> InputError:

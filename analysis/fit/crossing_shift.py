@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from analysis.curves.noise import Floats
-from analysis.intervals import Interval, ends_of, interval_of, params_interval
+from analysis.intervals import Interval, difference_ends, ends_of, interval_of, params_interval
 from analysis.law.crossings import Crossing, Gap, inverted_test, root
 from analysis.law.reasons import Because, Reason
 from analysis.law.words import texts_of
@@ -106,7 +106,7 @@ def shift_between(first: Crossing, other: Crossing) -> CrossingShift:
     if first.params is not None and other.params is not None:
         x, y = math.log(first.params), math.log(other.params)
         shift = y - x
-        ends = shift - math.hypot(y - low, above - x), shift + math.hypot(high - y, x - below)
+        ends = difference_ends(x, (below, above), y, (low, high))
     after = (other.params, other.params_interval, other.status)
     return CrossingShift(first.shallow, first.deep, first.params, first.status, *after, shift, _bounds(*ends))
 

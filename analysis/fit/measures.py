@@ -1,4 +1,4 @@
-"""A measure against depth, for each difficulty of a task or each value of a series."""
+"""A measure against depth, for each difficulty of a task or each value of a key."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ LOG_SPAN = 4.0
 
 @dataclass(frozen=True)
 class ValueAxis:
-    """The values of a series, in order.
+    """The values of a key, in order.
 
     Attributes:
         labels: as text.

@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from analysis.curves.unusual_runs import UNUSUAL
+from analysis.fit.compared_studies import ByValue, ShiftedStudy, SlopeDifference, crossing_row
 from analysis.fit.crossing_shift import CrossingShift
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
 from analysis.fit.sentences import GAP_LAWS, LAWS, law_formula, negligible_words, reason_counts
-from analysis.fit.series import ByValue, ShiftedStudy, crossing_row
 from analysis.intervals import Interval
 from analysis.law.near_optimal import WITHIN
 from analysis.law.reading import AtSize
@@ -60,7 +60,7 @@ def crossings_table(fit: Fit) -> Table | None:
 
 
 def crossings_by_value(key: str, data: ByValue, level: float) -> Table:
-    """The crossings of a series by pair and value."""
+    """The crossings of the studies by pair and value."""
     rows = data.rows.sort_values(["shallow", "deep"], kind="stable").to_dict("records")
     return table_of("crossings by value", rows, _crossing_columns(level, key))
 
@@ -301,8 +301,8 @@ def needed_table(key: str, data: MeasureData) -> Table | None:
     return table_of(title, data.needed.to_dict("records"), columns)
 
 
-def members_table(key: str, about: Sequence[Mapping[str, Any]]) -> Table:
-    """Rows, depths, sizes and the law of each member; `about` is `members` of `series.json`."""
+def studies_table(key: str, about: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows, depths, sizes and the law of each study; `about` is `studies` of `comparison.json`."""
 
     def law_words(law: Mapping[str, Any] | None) -> str:
         if law is None:
@@ -317,7 +317,7 @@ def members_table(key: str, about: Sequence[Mapping[str, Any]]) -> Table:
         Column("seeds"): lambda item: str(item["seeds"]),
         Column("threshold law", right=False): lambda item: law_words(item["law"]),
     }
-    return table_of("members", about, columns)
+    return table_of("studies", about, columns)
 
 
 def best_by_value(key: str, data: ByValue, unit: UnitName) -> Table:
@@ -334,7 +334,7 @@ def best_by_value(key: str, data: ByValue, unit: UnitName) -> Table:
 
 
 def shifts_by_value_table(key: str, studies: Sequence[ShiftedStudy], level: float) -> Table | None:
-    """The shift of each crossing from the first value of a series; None without any."""
+    """The shift of each crossing from that of the first study; None without any."""
     rows = [(study.value, pair) for study in studies for pair in study.pairs]
     if not rows:
         return None
@@ -345,6 +345,26 @@ def shifts_by_value_table(key: str, studies: Sequence[ShiftedStudy], level: floa
     }
     note = "The estimate assumes independent studies; shared seeds and data make the true error smaller."
     return table_of(f"shifts of the crossings against {key} {label(studies[0].base)}", rows, columns, note)
+
+
+def slopes_table(key: str, slopes: Sequence[SlopeDifference], level: float) -> Table | None:
+    """The slope of each threshold law less that of the first study; None without any."""
+    if not slopes:
+        return None
+    columns: Columns = {
+        Column(key, right=False): lambda item: label(item.value),
+        Column("slope b"): lambda item: None if item.slope is None else digits(item.slope, 3),
+        Column("difference", f"{percent(level)} interval"): lambda item: (
+            None if item.difference is None else digits(item.difference, 3)
+        ),
+        Column(percent(level), under="difference"): lambda item: (
+            None if item.interval is None else ends(item.interval, 3)
+        ),
+    }
+    note = "Without a difference one of the two studies has no law."
+    return table_of(
+        f"slopes of ln d = a + b·L less that at {key} {label(slopes[0].base)}", slopes, columns, note
+    )
 
 
 def rate_shifts_table(fit: Fit) -> Table | None:

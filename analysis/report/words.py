@@ -1,10 +1,10 @@
 """The sentences that only the pages say; those about one fit are in `analysis.fit.sentences`."""
 
 from analysis.design.objective import estimate_from
+from analysis.fit.compared_studies import ByValue
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
 from analysis.fit.sentences import count_phrase, grouped, lowest_loss_sentence, noise_sentence
-from analysis.fit.series import ByValue
 from analysis.report.figures.figure import Context, study_of_fit
 from analysis.report.tables import finite_ends
 from core.numbers import counted, digits, human, human_range, layers, percent, scientific
@@ -17,11 +17,11 @@ STATUS_WORDS = (
     "not rejected, for these data, tokens and recipe; no curve is extrapolated."
 )
 COMPARED = (
-    "All members have the same data and number of tokens, so their losses may be compared; each shape has the best of "
+    "All studies have the same data and number of tokens, so their losses may be compared; each shape has the best of "
     "its learning rates."
 )
-NOTHING = "No member of this series has two depths that can be compared, and none has a measure to show by"
-APART = "Members have different data or tokens, so their losses are not compared."
+NOTHING = "No study has two depths that can be compared, and none has a measure to show by"
+APART = "Studies have different data or tokens, so their losses are not compared."
 BOUND = (
     "The fewest layers that reach a target are those of the models trained here, with this recipe, these tokens and "
     "widths: an upper bound on the depth that the task needs."

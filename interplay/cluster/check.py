@@ -52,7 +52,7 @@ class Checked:
                     }
                     for pool in self.pools
                 ],
-                "study": self.study and asdict(self.study),
+                "study": self.study and _study_json(self.study),
             },
         }
 
@@ -92,10 +92,11 @@ def check_view(checked: Checked) -> RenderableType:
     if checked.pools or checked.head_hour:
         lines += [Text(), _prices(checked)]
     if (study := checked.study) and study.options:
-        hours = f"{study.device_hours:,.3g} device-hours in total (estimated)"
-        if study.devices_dollars is not None:
-            hours += f", {money(study.devices_dollars)} for these alone on demand, as `interplay plan` has it"
-        lines += [Text(), Text(f"{study.study}: {study.cells} cells, {hours}")]
+        plan = study.plan
+        hours = f"{plan.device_hours:,.3g} device-hours in total (estimated)"
+        if plan.cost is not None:
+            hours += f", {money(plan.cost)} for these alone on demand, as `interplay plan` has it"
+        lines += [Text(), Text(f"{plan.name}: {plan.cell_count} cells, {hours}")]
         lines += [Text(f"  {option_text(option)}") for option in study.options]
     if checked.head_hour:
         table, region = prices(), file.get("provider", "region")
@@ -112,6 +113,18 @@ def check_view(checked: Checked) -> RenderableType:
     if count := len(file.errors):
         verdict = Text(f"{file.name} has {count} error{'s' if count > 1 else ''}.", style="bold red")
     return Group(*lines, Text(), verdict)
+
+
+def _study_json(study: StudyPrice) -> dict[str, Any]:
+    """The price of a study as JSON; `devices_dollars` is without head, disks and idle devices."""
+    plan = study.plan
+    return {
+        "study": plan.name,
+        "cells": plan.cell_count,
+        "device_hours": plan.device_hours,
+        "options": [asdict(option) for option in study.options],
+        "devices_dollars": plan.cost,
+    }
 
 
 def option_text(option: Option) -> str:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from core.errors import InputError
 from interplay.cluster.cluster_file import TYPES, ClusterFile
 from study.plan.cells import with_trials_per_gpu
-from study.plan.plan import make_plan
+from study.plan.plan import Plan, make_plan
 from study.plan.prices import InstanceType, prices
 from study.spec.devices import DEVICES
 from study.spec.resources import ResourcesSection
-from study.spec.study import StudySpec, studies
+from study.spec.study import StudySpec
 from study.workers.machines import ACCELERATOR, AutoscalerLimits, Capacity, Machine, capacity
 
 #: Hours per month in AWS's disk prices.
@@ -86,50 +86,26 @@ class Option:
 class StudyPrice:
     """Estimated time and price of a study on a cluster."""
 
-    study: str
-    cells: int
-    device_hours: float
+    plan: Plan
+    """As the driver plans it on the head. Its cost is that of the devices alone while they train."""
     options: tuple[Option, ...]
-    devices_dollars: float | None
-    """Of the devices while they train, as in a plan: without head, disks and idle devices; None without a price."""
 
 
 def price_study(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
     """Plan a study for the machines of a file as its driver does on the head, and price it.
 
-    A series is priced as the sum of its studies. Returns None if the study does not fit, which is an error of the file,
-    and if the machines are not in the price table.
+    Returns None, with an error or a note in the file, if the study does not fit or the machines are not in the price
+    table.
     """
     if file.provider == "local":
         file.notes.append(
             f"whether {spec.name} fits is not checked: the sizes of these machines are known once Ray runs there"
         )
         return None
-    each = [_price(file, study) for study in studies(spec)]
-    known = [price for price in each if price]
-    if len(known) < len(each):
-        return None
-    options = []
-    for first in known[0].options:
-        same = [option for price in known for option in price.options if option.pool == first.pool]
-        # A pool must be able to train every study of a series.
-        if len(same) == len(known):
-            machines, hours = max(one.machines for one in same), math.fsum(one.hours for one in same)
-            dollars = None if first.dollars is None else math.fsum(one.dollars or 0.0 for one in same)
-            options.append(Option(first.pool, first.machine, machines, hours, dollars))
-    cells, device_hours = sum(one.cells for one in known), math.fsum(one.device_hours for one in known)
-    alone = [one.devices_dollars for one in known if one.devices_dollars is not None]
-    return StudyPrice(
-        spec.name, cells, device_hours, tuple(options), math.fsum(alone) if len(alone) == len(known) else None
-    )
-
-
-def _price(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
-    """Price one study; None, with an error or a note in the file, if it does not fit the machines in the table."""
     try:
-        found = capacity_of(file, with_trials_per_gpu(spec).resources)
-        plan = make_plan(spec, room=found.room)
-        found.check({planned.layout for planned in plan.main})
+        capacities = capacity_of(file, with_trials_per_gpu(spec).resources)
+        plan = make_plan(spec, room=capacities.room)
+        capacities.check({planned.layout for planned in plan.main})
     except InputError as error:
         wanted = [pool for pool in pools(file) if spec.resources.pool in ("any", pool.name)]
         if unknown := {pool.machine for pool in wanted if not pool.what}:
@@ -139,18 +115,18 @@ def _price(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
         else:
             file.error((TYPES,), f"the study {spec.name} does not fit: {str(error).rstrip('.')}")
         return None
-    devices, head = found.slots.devices, hour(file, file.head)
-    if devices > found.held:
+    devices, head = capacities.slots.devices, hour(file, file.head)
+    if devices > capacities.held:
         file.add(
             file.warnings,
             (TYPES,),
-            f"`resources.slots` of {spec.name} is {devices}, and the machines hold {found.held} of its ranks at a "
+            f"`resources.slots` of {spec.name} is {devices}, and the machines hold {capacities.held} of its ranks at a "
             "time; raise `max_workers`, or lower the slots",
         )
     options, planned = [], spec.resources.device
     having = [name for name, machine in prices().types.items() if machine.device == planned]
     for pool in pools(file):
-        if pool.what and (ranks := found.slots.ranks_on(_machine(file, pool.node_type))):
+        if pool.what and (ranks := capacities.slots.ranks_on(_machine(file, pool.node_type))):
             if planned != "cpu" and pool.what.device not in ("cpu", planned):
                 fix = f" or use a machine with {planned} ({', '.join(having[:3])})" if having else ""
                 file.error(
@@ -162,7 +138,7 @@ def _price(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
             hours = plan.hours_on(max(1, min(devices, count * ranks)))
             dollars = None if pool.hour is None or head is None else hours * (count * pool.hour + head)
             options.append(Option(pool.name, pool.machine, count, hours, dollars))
-    return StudyPrice(spec.name, plan.cell_count, plan.device_hours, tuple(options), plan.cost)
+    return StudyPrice(plan, tuple(options))
 
 
 def capacity_of(file: ClusterFile, resources: ResourcesSection) -> Capacity:

@@ -24,7 +24,7 @@ from core.numbers import duration
 from interplay.cluster.check import option_text
 from interplay.cluster.cluster_file import ClusterFile, read
 from interplay.cluster.connection import Cluster, connect
-from interplay.cluster.prices import price_study
+from interplay.cluster.prices import StudyPrice, price_study
 from interplay.cluster.rules import AWS_METADATA, check_metadata
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
@@ -32,7 +32,7 @@ from study.plan.prices import money
 from study.plan.saves import seconds_to_stop
 from study.revision import REVISION, revision
 from study.spec import yaml_file
-from study.spec.study import StudySpec, load_spec, studies
+from study.spec.study import StudySpec, load_spec
 from trainables.data.kind import TOKENIZERS
 
 #: Key of the study's name in a job's metadata.
@@ -72,16 +72,16 @@ def submit(
     """
     spec = load_spec(source, overrides, results)
     cluster_file = None if file is None else read(file)
-    # The sizes of the machines may be unknown; data, shapes and options are checked.
-    plans = [make_plan(study, to_read=True) for study in studies(spec)]
-    dollars = None
+    price = None
     if cluster_file is not None and cluster_file.provider == "aws":
-        dollars = _check(spec, cluster_file, opens_tunnel=address is None)
+        price = _check(spec, cluster_file, opens_tunnel=address is None)
+    # The sizes of the machines may be unknown; data, shapes and options are checked.
+    plan = make_plan(spec, to_read=True) if price is None else price.plan
     with tempfile.TemporaryDirectory() as scratch:
         entrypoint = pack(source, overrides, spec, Path(scratch))
         # Machines that one has cost nothing more.
         is_owned = cluster_file is not None and cluster_file.provider == "local"
-        if not is_owned and not _agreed(dollars, most, yes=yes):
+        if not is_owned and not _agreed(_most_dollars(price), most, yes=yes):
             _print("Nothing was submitted.")
             return STOPPED
         with connect(file, address) as cluster:
@@ -92,7 +92,7 @@ def submit(
                     entrypoint=entrypoint,
                     runtime_env={
                         **({"working_dir": scratch} if any(Path(scratch).iterdir()) else {}),
-                        "env_vars": _variables(plans),
+                        "env_vars": _variables(plan),
                     },
                     metadata={STUDY_KEY: spec.name},
                     submission_id=submission,
@@ -104,9 +104,9 @@ def submit(
             return 0
 
 
-def _variables(plans: Sequence[Plan]) -> dict[str, str]:
+def _variables(plan: Plan) -> dict[str, str]:
     """Return the environment of the job and of Ray's process that supervises it."""
-    saves = [planned.save_seconds for plan in plans for planned in plan.main]
+    saves = [planned.save_seconds for planned in plan.main]
     return {
         # Ray kills a stopped job after this time, by default 3 s. The driver ends sooner if its cells have saved.
         STOP_WAIT: str(math.ceil(seconds_to_stop(saves))),
@@ -208,7 +208,7 @@ def pack(source: str, overrides: Sequence[str], spec: StudySpec, folder: Path) -
     for entry in checkout.iterdir() if checkout else ():
         (folder / entry.name).symlink_to(entry)
     raw = spec.model_dump(mode="json")
-    sent = raw | {key: _relocated(raw[key], checkout) for key in ("data", "vary") if key in raw}
+    sent = raw | {"data": _relocated(raw["data"], checkout)}
     name, changes = source, list(overrides)
     # Paths of a spec are absolute.
     if sent != raw or source not in yaml_file.preset_names():
@@ -267,11 +267,8 @@ def _agreed(dollars: float | None, most: float | None, *, yes: bool) -> bool:
     return input(f"{price}. Submit it? [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool) -> float | None:
-    """Refuse here what `ray dashboard` or the driver would refuse later; print warnings and the estimated price.
-
-    Returns the price in dollars on the most expensive of the pools that the study can use; None if one is not known.
-    """
+def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool) -> StudyPrice | None:
+    """Refuse here what `ray dashboard` or the driver would refuse later; print warnings, return the price."""
     if opens_tunnel:
         need("opening a tunnel", "cluster", "boto3")
         check_metadata(file, AWS_METADATA)
@@ -281,11 +278,16 @@ def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool) -> float |
         raise SpecError(f"{file.name} cannot be used: {found}. See `interplay cluster check {file.name}`.")
     for warning in file.warnings:
         _print(Text.assemble(("warning: ", "yellow"), f"{warning.message}."))
-    options = price.options if price else ()
-    for option in options:
+    for option in price.options if price else ():
         _print(f"Estimated {option_text(option)}.")
-    known = [option.dollars for option in options if option.dollars is not None]
-    return max(known) if known and len(known) == len(options) else None
+    return price
+
+
+def _most_dollars(price: StudyPrice | None) -> float | None:
+    """The price on the most expensive of the pools that the study can use; None if one is not known."""
+    options = price.options if price else ()
+    dollars = [option.dollars for option in options if option.dollars is not None]
+    return max(dollars) if dollars and len(dollars) == len(options) else None
 
 
 def _refuse_second_driver(cluster: Cluster, study: str) -> None:

@@ -41,7 +41,7 @@ def audit(
     fit: "Answer | str | Path | None" = None,
     within: Within = None,
     results: str | Path = "results",
-) -> Audit:
+) -> "Audited":
     """Compare a model, by its HuggingFace config or its shape, with all published evidence, or with one law or fit.
 
         interplay.audit(depth=32, width=4096).verdict
@@ -75,7 +75,31 @@ def audit(
         within=within,
         results=results,
     ).audits
-    return audited
+    return Audited(audited, within)
+
+
+@dataclass(frozen=True, repr=False)
+class Audited(Result):
+    """One model compared with the evidence; it has every attribute of the audit. `within` as of `audit`."""
+
+    audit: Audit
+    within: Within
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying and pickling look for methods before there is an audit.
+        if name.startswith("__") or name == "audit":
+            raise AttributeError(name)
+        return getattr(self.audit, name)
+
+    def __repr__(self) -> str:
+        return repr(self.audit)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record that `interplay audit --json` has for this model."""
+        return self.audit.to_json()
+
+    def __rich__(self) -> RenderableType:
+        return audit_view([self.audit], self.within)
 
 
 @dataclass(frozen=True, repr=False)

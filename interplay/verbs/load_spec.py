@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import study.spec.study
-from interplay.verbs.series import refuse_series
 from study.spec.study import StudySpec, parse_spec
 from study.spec.yaml_file import override
 
@@ -22,19 +21,6 @@ def load_spec(spec: str | Path | StudySpec, *changes: str, results: str | Path =
         raw = spec.model_dump(mode="json", exclude_unset=True)
         return parse_spec(override(raw, changes), spec.name) if changes else spec
     return study.spec.study.load_spec(str(spec), changes, Path(results))
-
-
-def load_study(
-    spec: str | Path | StudySpec, *changes: str, results: str | Path = "results", doing: str
-) -> StudySpec:
-    """Read the spec of a single study, as `load_spec` does.
-
-    Raises:
-        SpecError: as of `load_spec`, or the spec is a series; `doing` names in its message what takes one study.
-    """
-    loaded = load_spec(spec, *changes, results=results)
-    refuse_series(loaded, doing)
-    return loaded
 
 
 def name_of(spec: str | Path | StudySpec) -> str:

@@ -1,7 +1,6 @@
 """`interplay plan`, `try` and `presets`: the cells of a study and their costs, planned and as timed here."""
 
 import html
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,13 +18,12 @@ from core.extras import need
 from core.numbers import duration, prefixed
 from interplay.result import Result
 from interplay.terminal import pasteable, text_table
-from interplay.verbs.load_spec import load_spec, load_study, name_of
-from interplay.verbs.series import SeriesPlan, plan_series
+from interplay.verbs.load_spec import load_spec, name_of
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.plan.prices import money
 from study.plan.table import plan_table
-from study.spec.study import StudySpec, studies
+from study.spec.study import StudySpec
 from study.tracking.study_paths import study_paths
 
 if TYPE_CHECKING:
@@ -75,23 +73,16 @@ class StudyPlan(Result):
         return f"<p>{html.escape(repr(self))}</p>{self.cells.to_html(index=False, max_rows=20)}"
 
 
-def plan(
-    spec: str | Path | StudySpec, *changes: str, results: str | Path = "results"
-) -> StudyPlan | SeriesPlan:
+def plan(spec: str | Path | StudySpec, *changes: str, results: str | Path = "results") -> StudyPlan:
     """Plan a study: every cell with its parameters, tokens, FLOPs, memory and time. Nothing is trained.
 
         interplay.plan("quickstart", "training.seeds=5").totals["hours"]
-
-    Of a series it is the plan of each of its studies.
 
     Raises:
         SpecError: as of `load_spec`, or no cell can be planned.
         DataError: the data cannot be used (an InputError of `trainables.errors`).
     """
-    loaded = load_spec(spec, *changes, results=results)
-    if loaded.vary is not None:
-        return plan_series(loaded)
-    planned = make_plan(loaded)
+    planned = make_plan(load_spec(spec, *changes, results=results))
     again = command("try", name_of(spec), *changes, results=Path(results)) if planned.planner.speed else ""
     return StudyPlan(planned, again)
 
@@ -147,12 +138,12 @@ def try_steps(
     `progress` shows how far it is.
 
     Raises:
-        SpecError: a series, or each cell takes several devices, or a cell cannot be trained.
+        SpecError: as of `load_spec`, or each cell takes several devices, or a cell cannot be trained.
         DataError: the data cannot be used.
     """
     from study.run.preparation import packed, time_steps, tried_cells
 
-    loaded = load_study(spec, *changes, results=results, doing="`try`")
+    loaded = load_spec(spec, *changes, results=results)
     before = make_plan(loaded)
     layouts = before.planner.layouts
     need("timing steps", "train", "torch", "deepspeed", "transformers")
@@ -218,19 +209,17 @@ def presets() -> Presets:
     for group, members in yaml.safe_load(text).items():
         for name, result in members.items():
             spec = load_spec(name)
-            plans = [make_plan(one, to_read=True) for one in studies(spec)]
+            planned = make_plan(spec, to_read=True)
             records.append(
                 {
                     "group": group,
-                    **{key: getattr(spec, key) for key in ("name", "description", "claim", "vary")},
-                    "device": plans[0].device,
-                    "slots": plans[0].slots,
-                    "cells": sum(plan.cell_count for plan in plans),
-                    "flops": math.fsum(plan.flops for plan in plans),
-                    "hours": math.fsum(plan.hours for plan in plans),
-                    "cost_dollars": None
-                    if plans[0].cost is None
-                    else math.fsum(plan.cost or 0.0 for plan in plans),
+                    **{key: getattr(spec, key) for key in ("name", "description", "claim")},
+                    "device": planned.device,
+                    "slots": planned.slots,
+                    "cells": planned.cell_count,
+                    "flops": planned.flops,
+                    "hours": planned.hours,
+                    "cost_dollars": planned.cost,
                     "result": result and {**result, "date": result["date"].isoformat()},
                 }
             )
@@ -249,6 +238,9 @@ def _catalogue_view(records: Sequence[dict[str, Any]]) -> RenderableType:
             size = f"{record['cells']:,} cells, {duration(seconds)}"
             if not record["device"].startswith("cpu"):
                 size += f" on {record['slots']} {record['device']}"
+            if result and "values" in result:
+                (values,) = result["values"].values()
+                size = f"{len(values)} studies, {duration(seconds)}"
             if record["cost_dollars"] is not None:
                 size += f", {money(record['cost_dollars'])}"
             lines.append(f"{record['name']:{width}}  {record['description']}")

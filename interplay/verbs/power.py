@@ -20,7 +20,7 @@ from core.files import to_json
 from core.numbers import digits, short
 from interplay.result import Result
 from interplay.terminal import text_table
-from interplay.verbs.load_spec import load_study
+from interplay.verbs.load_spec import load_spec
 from interplay.verbs.recommend import named
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
@@ -97,7 +97,7 @@ def power(
         SpecError: as of `load_spec`; the spec is a series, and as of `plan_power`.
         InputError: as of `plan_power`.
     """
-    plan = make_plan(load_study(spec, *changes, results=results, doing="`power`"))
+    plan = make_plan(load_spec(spec, *changes, results=results))
     return StudyPower(plan, plan_power(plan, assume or {}, named(fit, results), studies))
 
 

@@ -12,7 +12,6 @@ from core.command_line import option
 from core.errors import InputError
 from interplay.verbs.answer import Runs, existing, named_store, study_runs
 from interplay.verbs.load_spec import load_spec, name_of
-from interplay.verbs.series import refuse_series
 from study.errors import SpecError
 from study.spec.study import StudySpec
 
@@ -43,7 +42,7 @@ def read(
         columns: of a table, a column of the run table -> its name in the source.
 
     Raises:
-        SpecError: as of `load_spec`; the spec is a series, the study has no rows, there is no such MLflow store, or an
+        SpecError: as of `load_spec`; the study has no rows, there is no such MLflow store, or an
             argument does not go with the source.
         InputError: the table cannot be read, lacks a column or has no rows.
     """
@@ -68,7 +67,6 @@ def runs_of(
     """
     name = name_of_source(source)
     if spec := spec_of(source, *changes, results=results, count=count, uri=uri, where=where, columns=columns):
-        refuse_series(spec, "fit")
         return study_runs(spec, Path(results), verb, [name, *changes])
     if changes:
         raise SpecError(f"{changes[0]} changes a spec, but {name} is a run table; leave it out.")

@@ -15,8 +15,8 @@ from core.command_line import command, option
 from core.errors import InputError
 from core.files import to_json
 from interplay.fit_files import fit_file
+from interplay.recommendation import Recommendation, shapes_view
 from interplay.result import Result
-from interplay.terminal import comparison_table, compute_shapes_table, recommendation_table
 
 if TYPE_CHECKING:
     # It loads pandas, which a published law does not need.
@@ -31,16 +31,17 @@ def recommend(
     fit: "Answer | str | Path | None" = None,
     within: Within = None,
     results: str | Path = "results",
-) -> Shape | Comparison | ComputeShape:
+) -> Recommendation:
     """Return the best shape of N non-embedding parameters, by a law or a fit, or by all published evidence.
 
         interplay.recommend("7B")
         interplay.recommend(1e9, fit="quickstart").depth
         interplay.recommend(flops=1e20)
 
-    Without `law` and `fit` it is a `Comparison`: the shape by each published law, and the depths that are near-optimal
-    by all laws of the loss. With `flops` it is the `ComputeShape`: depth, width, N and training tokens of least loss;
-    of the published laws, liu2026 has a term of the tokens.
+    The attributes of the result are those of its `shape`. Without `law` and `fit` that is a `Comparison`: the shape by
+    each published law, and the depths that are near-optimal by all laws of the loss. With `flops` it is the
+    `ComputeShape`: depth, width, N and training tokens of least loss; of the published laws, liu2026 has a term of the
+    tokens.
 
     Args:
         params: N, as a number or as text such as "7B".
@@ -57,8 +58,9 @@ def recommend(
             that they were fitted on.
     """
     if params is not None and flops is None and law is None and fit is None:
-        return compare([params], within)[0]
-    return recommend_one(named(fit, results), law, params, flops, within)
+        return Recommendation(compare([params], within)[0], "all published evidence")
+    source, shape = recommend_one(named(fit, results), law, params, flops, within)
+    return Recommendation(shape, source)
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,12 +80,7 @@ class Recommendations(Result):
         return to_json(self.shapes)
 
     def __rich__(self) -> RenderableType:
-        shapes = self.shapes
-        if comparisons := [shape for shape in shapes if isinstance(shape, Comparison)]:
-            return comparison_table(comparisons)
-        if at_compute := [shape for shape in shapes if isinstance(shape, ComputeShape)]:
-            return compute_shapes_table(self.source, at_compute)
-        return recommendation_table(self.source, [shape for shape in shapes if isinstance(shape, Shape)])
+        return shapes_view(self.source, self.shapes)
 
 
 def recommend_each(

@@ -1,4 +1,4 @@
-"""Write the report of a source, or the page of a series."""
+"""Write the report of a source."""
 
 import os
 from collections.abc import Mapping
@@ -15,22 +15,15 @@ from interplay.result import Result
 from interplay.terminal import pasteable, refuse_file
 from interplay.verbs.answer import StudyRuns, fit_source
 from interplay.verbs.read import Source, name_of_source, runs_of, spec_of
-from interplay.verbs.series import write_page
 from study.errors import SpecError
 from study.tracking.study_paths import OtherStudyError, check_owner, refuse_results, study_paths
 
 
 @dataclass(frozen=True, repr=False)
 class Page(Result, os.PathLike[str]):
-    """A page that was written: a path, so that `open` takes it.
-
-    Attributes:
-        path: of the page.
-        is_series: whether it compares the studies of a series.
-    """
+    """A page that was written: a path, so that `open` takes it."""
 
     path: Path
-    is_series: bool = False
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -40,7 +33,7 @@ class Page(Result, os.PathLike[str]):
         return {"page": str(self.path)}
 
     def __rich__(self) -> RenderableType:
-        return pasteable("Series: " if self.is_series else "Report: ", str(relative(self.path)))
+        return pasteable("Report: ", str(relative(self.path)))
 
 
 def report(
@@ -56,7 +49,7 @@ def report(
     where: Mapping[str, object] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Page:
-    """Write the report of a source into a folder, or the page of a series; the other arguments are those of `fit`.
+    """Write the report of a source into a folder; the other arguments are those of `fit`.
 
         interplay.report("runs.csv", out="report", columns={"loss": "val_loss"}).path
 
@@ -74,7 +67,7 @@ def report(
         columns: as of `read`.
 
     Raises:
-        SpecError: as of `fit`; or `out` is a file or the folder of a study or series, is missing for a source that is
+        SpecError: as of `fit`; or `out` is a file or the folder of a study, is missing for a source that is
             no spec, or the folder of the spec has the results of another study.
         InputError: as of `fit`.
         OSError: the folder cannot be written.
@@ -98,9 +91,6 @@ def report(
         raise SpecError(
             f"{name} is no study with a folder of its own; name the folder with {option('out', 'DIR')}."
         )
-    if spec is not None and spec.vary is not None:
-        page = write_page(spec, Path(results), folder, renew=True, arguments=[name, *changes], **options)
-        return Page(page, is_series=True)
     runs = runs_of(source, *changes, **given, verb="report")
     if folder is None:
         assert spec is not None

@@ -19,7 +19,7 @@ from interplay.verbs.load_spec import load_spec
 from study.errors import SpecError
 from study.plan import Plan, make_plan
 from study.spec.recorded import study_source
-from study.spec.study import StudySpec, members
+from study.spec.study import StudySpec
 from study.spec.yaml_file import SPEC
 from study.tracking.ledger import Row, in_table_order, study_rows
 from study.tracking.study_paths import StudyPaths, study_paths
@@ -89,7 +89,7 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
 def status(
     spec: str | Path | StudySpec | None = None, *changes: str, results: str | Path = "results"
 ) -> View:
-    """Show which cells of a study, or of each study of a series, are done, running, failed or missing.
+    """Show which cells of a study are done, running, failed or missing.
 
         interplay.status("quickstart").to_json()["counts"]
 
@@ -105,12 +105,7 @@ def status(
 
 
 def _status_of(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableType]:
-    """The state of a study, or of each study of a series, as a JSON document and for a terminal."""
-    if spec.vary is not None:
-        each = {value: _status_of(member, results) for value, member in members(spec).items()}
-        documents = [{"value": value, **document} for value, (document, _) in each.items()]
-        view = Group(*(view for _, view in each.values()))
-        return {"study": spec.name, "vary": spec.varied_key, "members": documents}, view
+    """The state of a study as a JSON document and for a terminal."""
     state = study_status(spec, results)
     return status_json(state), status_table(state)
 

@@ -9,7 +9,7 @@ from core.command_line import relative
 from core.errors import shortened
 from study.errors import SpecError
 from study.spec.study import StudySpec, load_spec
-from study.spec.yaml_file import SERIES, SPEC, find
+from study.spec.yaml_file import SPEC, find
 
 #: Keys that change neither the cells of a study nor which of them are trained.
 NOT_COMPARED = ("name", "description", "claim", "diagnostics", "resources", "tracking")
@@ -18,8 +18,9 @@ MOST_LISTED = 4
 
 
 def recorded_file(name: str, results: Path) -> Path | None:
-    """Return the spec in the folder of a study or series; None if it has not been run."""
-    return next((file for kind in (SPEC, SERIES) if (file := results / name / kind).is_file()), None)
+    """Return the spec in the folder of a study; None if it has not been run."""
+    file = results / name / SPEC
+    return file if file.is_file() else None
 
 
 def recorded_source(file: Path, results: Path) -> str:
@@ -108,7 +109,7 @@ def file_note(
     file = next(
         (candidate for end in (".yaml", ".yml") if (candidate := Path(f"{source}{end}")).is_file()), None
     )
-    if file is None or find(source, results).name not in (SPEC, SERIES):
+    if file is None or find(source, results).name != SPEC:
         return None
     read = f"{source} is the study in {results / source}"
     try:

@@ -1,4 +1,4 @@
-"""A whole study as read from YAML: `StudySpec`, and the studies of a series.
+"""A whole study as read from YAML: `StudySpec`.
 
 Importing this module loads no training library.
 """
@@ -12,7 +12,7 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from core.command_line import command
-from core.errors import shortened, some
+from core.errors import shortened
 from study.errors import SpecError
 from study.spec import yaml_file
 from study.spec.devices import DEVICES
@@ -46,11 +46,6 @@ from trainables.model.family import family, family_names
 #: Names in a results folder that are not studies.
 RESERVED = ("data", "mlartifacts", "mlflow.db")
 
-#: Values of the key in which the studies of a series differ.
-Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True)] | str
-#: Keys that a series cannot vary.
-NOT_VARIED = ("name", "description", "claim", "vary", "tracking", "diagnostics")
-
 
 class StudySpec(Section):
     """A study: the data, the frontier of shapes, how each shape is trained, and how the study is run."""
@@ -77,11 +72,6 @@ class StudySpec(Section):
     """devices, storage, and assumptions of the estimates"""
     tracking: TrackingSection = Field(default_factory=TrackingSection)
     """the MLflow store, and other trackers"""
-    vary: dict[str, Annotated[tuple[Value, ...], Field(min_length=2)]] | None = Field(
-        default=None, min_length=1, max_length=1
-    )
-    """a key and its values, such as {data.hops: [1, 2, 4]}: a series of studies that differ only in this key, each with
-    a report, and one page that compares them"""
 
     @model_validator(mode="before")
     @classmethod
@@ -113,11 +103,6 @@ class StudySpec(Section):
     def experiment(self) -> str:
         """The MLflow experiment."""
         return self.tracking.experiment or self.name
-
-    @property
-    def varied_key(self) -> str:
-        """The key in which the studies of a series differ."""
-        return next(iter(self.vary or ()))
 
     @property
     def precision(self) -> Precision:
@@ -251,8 +236,7 @@ class StudySpec(Section):
             )
         if isinstance(search, CrossingSection):
             search.check(self.frontier, training)
-        count = sum(spec.cell_bound for spec in studies(self))
-        self.frontier.check_size(count, "cells (shapes x `lr_factors` x seeds, in all studies of a series)")
+        self.frontier.check_size(self.cell_bound, "cells (shapes x `lr_factors` x seeds)")
         return self
 
     @property
@@ -277,41 +261,6 @@ def _even_heads(values: Mapping[str, Any]) -> dict[str, Any]:
     if frontier.get("head_dim") is not None or "width_multiple" in frontier or not isinstance(heads, int):
         return {}
     return {"frontier": {**frontier, "width_multiple": 2 * heads}}
-
-
-def members(spec: StudySpec) -> dict[int | float | str, StudySpec]:
-    """Return the studies of a series by the value of the key that is varied, each named `SERIES-KEY-VALUE`.
-
-    Raises:
-        ValueError: the key of `vary` cannot vary, or the study is wrong with one of the values.
-    """
-    ((key, values),) = (spec.vary or {}).items()
-    if key.split(".")[0] in NOT_VARIED:
-        raise ValueError(
-            f"`vary` has the key `{shortened(key)}`, which is the same for all studies of a series; name a key of "
-            "another section, such as `training.tokens`"
-        )
-    texts = [value if isinstance(value, str) else f"{value:g}".replace("+", "") for value in values]
-    files = [Path(text).name for text in texts] if key.split(".")[-1] in yaml_file.PATHS else []
-    slugs = [_slug(text) for text in (files if len({*files}) == len(texts) else texts)]
-    if len(set(slugs)) < len(slugs):
-        raise ValueError(f"`vary.{key}` needs a name of its own for each study, and has {some(slugs)}")
-    raw = spec.model_dump(mode="json", exclude={"vary"}, exclude_unset=True)
-    found = {}
-    for value, slug in zip(values, slugs, strict=True):
-        try:
-            # One experiment for all, so that MLflow shows the series in one table.
-            member = yaml_file.changed(raw, {key: value, "tracking.experiment": spec.experiment})
-            member["name"] = f"{spec.name}-{key.split('.')[-1]}-{slug}"
-            found[value] = parse_spec(member, f"with `{key}` {shortened(str(value))}")
-        except SpecError as error:
-            raise ValueError(str(error).rstrip(".")) from None
-    return found
-
-
-def studies(spec: StudySpec) -> tuple[StudySpec, ...]:
-    """Return the studies of a series; for a single study the study itself."""
-    return (spec,) if spec.vary is None else tuple(members(spec).values())
 
 
 def _slug(text: str) -> str:
@@ -350,7 +299,7 @@ def load_spec(source: str, overrides: Sequence[str] = (), results: Path | None =
     try:
         return parse_spec(changed, origin)
     except SpecError as error:
-        if overrides or path.name not in (yaml_file.SPEC, yaml_file.SERIES):
+        if overrides or path.name != yaml_file.SPEC:
             raise
         raise SpecError(f"{error} {_fix_of_recorded(path)}") from error
 
@@ -366,6 +315,12 @@ def _fix_of_recorded(path: Path) -> str:
 
 def parse_spec(raw: Mapping[str, Any], origin: str = "the spec") -> StudySpec:
     """Check a spec given as nested mappings; `origin` names it in errors."""
+    if "vary" in raw:
+        raise SpecError(
+            f"{origin}: `vary` is not a key: a spec is one study. Train a study for each value in a loop of the shell, "
+            "each with a name of its own, and compare them: `for x in 1 2; do interplay run SPEC KEY=$x name=NAME-$x; "
+            "done; interplay compare NAME-1 NAME-2`."
+        )
     try:
         return StudySpec.model_validate(raw)
     except ValidationError as error:

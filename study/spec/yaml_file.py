@@ -23,8 +23,8 @@ from trainables.data.kind import KINDS, TOKENIZERS, TextData
 PRESETS = Path(__file__).parent.parent / "presets"
 #: Keys of the data that are paths; a tokenizer may also be one of `TOKENIZERS`.
 PATHS = frozenset(("path", "validation_path", "tokenizer"))
-#: The spec of a study in its folder, and that of a series in the folder of its page.
-SPEC, SERIES = "spec.yaml", "series.yaml"
+#: The spec of a study in its folder.
+SPEC = "spec.yaml"
 #: The longest spec that makes sense is a table of 10,000 learning rates.
 MOST_BYTES = 2_000_000
 #: Levels of a key in an override.
@@ -102,13 +102,13 @@ def find(source: str, results: Path | None = None) -> Path:
     if source in preset_names():
         return PRESETS / f"{source}.yaml"
     path = Path(source)
-    found = [path, path / SPEC, path / SERIES]
+    candidates = [path, path / SPEC]
     # Names only: `..` and paths would leave the folder.
     if results is not None and path.name == source != "..":
-        found += [results / source / SPEC, results / source / SERIES]
+        candidates.append(results / source / SPEC)
     if path.name not in ("", ".."):
-        found += [path.with_name(f"{path.name}{ending}") for ending in (".yaml", ".yml")]
-    return next((file for file in found if file.is_file()), path)
+        candidates += [path.with_name(f"{path.name}{ending}") for ending in (".yaml", ".yml")]
+    return next((file for file in candidates if file.is_file()), path)
 
 
 def read(source: str, path: Path, results: Path | None = None) -> tuple[str, dict[str, Any]]:
@@ -145,9 +145,7 @@ def read(source: str, path: Path, results: Path | None = None) -> tuple[str, dic
 def _no_such_spec(source: str, path: Path, results: Path | None) -> str:
     names = preset_names()
     beside = map(str, path.parent.glob("*.y*ml") if path.parent.is_dir() else ())
-    studies = sorted(
-        {file.parent.name for name in (SPEC, SERIES) for file in (results or path).glob(f"*/{name}")}
-    )
+    studies = sorted(file.parent.name for file in (results or path).glob(f"*/{SPEC}"))
     hint = did_you_mean(source, [*names, *beside, *studies]) or "."
     text = f"There is no preset, no file and no study in {results} named {source}{hint}"
     if results is None:
@@ -271,14 +269,11 @@ def _assign(result: dict[str, Any], key: str, value: Any) -> None:
 
 
 def resolve_relative_paths(raw: dict[str, Any], folder: Path) -> None:
-    """Make relative paths of the data (`PATHS`) absolute, also in a mixture and in `vary`.
+    """Make relative paths of the data (`PATHS`) absolute, also in a mixture.
 
     Paths that start with `~` stay as they are. Values of a wrong type are left for the checks of the spec.
     """
-    vary, data = _section(raw, "vary"), _section(raw, "data")
-    for key in vary:
-        if str(key).split(".")[-1] in PATHS:
-            vary[key] = _from(folder, vary[key])
+    data = _section(raw, "data")
     for key in PATHS.intersection(data):
         data[key] = _from(folder, data[key])
     parts = data.get("parts")

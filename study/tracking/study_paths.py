@@ -22,8 +22,8 @@ from study.errors import SpecError
 from study.plan import Plan
 from study.spec.resources import ResourcesSection
 from study.spec.section import from_environment
-from study.spec.study import StudySpec, load_spec, studies
-from study.spec.yaml_file import SERIES, SPEC
+from study.spec.study import StudySpec
+from study.spec.yaml_file import SPEC
 from study.tracking.ledger import Ledger, Row, UnfinishedCells, study_rows
 from trainables.storage.scratch import NO_LOCKS
 from trainables.storage.storage import Folder, located, open_storage, under
@@ -218,11 +218,6 @@ def check_owner(plan: Plan, paths: StudyPaths, rows: Mapping[str, Row]) -> None:
     cells all diverged or failed may be corrected, but neither a part of a study nor one with other data or another
     recipe replaces it.
     """
-    if (paths.folder / SERIES).is_file():
-        raise OtherStudyError(
-            f"{paths.folder} is the folder of a series, whose page the report of the study {paths.name!r} would "
-            "replace."
-        )
     own = study_rows(plan, rows)
     held = _in_run_table(paths.runs)
     held |= {key: row.name for key, row in rows.items() if row.study == paths.name and row.loss is not None}
@@ -237,30 +232,11 @@ def check_owner(plan: Plan, paths: StudyPaths, rows: Mapping[str, Row]) -> None:
         )
 
 
-def check_series_owner(spec: StudySpec, folder: Path) -> None:
-    """Raise an `OtherStudyError` if the folder is that of a study, or of a series with other members."""
-    if (folder / SPEC).is_file():
-        raise OtherStudyError(
-            f"{folder} is the folder of a study, whose report the page of the series {spec.name!r} would replace."
-        )
-    page = folder / SERIES
-    if not page.is_file():
-        return
-    before, now = ({one.name for one in studies(series)} for series in (load_spec(str(page)), spec))
-    if lost := sorted(before - now):
-        raise OtherStudyError(
-            f"the page in {folder} compares {len(before)} studies, and {', '.join(lost)} of them are not part of this "
-            f"series of the same name; {page} is the spec of that page, which would be replaced.",
-            shares=lost != sorted(before),
-        )
-
-
 def refuse_results(folder: Path, name: str) -> None:
-    """Raise a SpecError if an option is the folder of a study or series, which `interplay run` alone writes."""
-    if any((folder / file).is_file() for file in (SPEC, SERIES)):
+    """Raise a SpecError if an option is the folder of a study, which `interplay run` alone writes."""
+    if (folder / SPEC).is_file():
         raise SpecError(
-            f"{option(name, folder)} is the folder of a study or series, whose report would be replaced; name "
-            "another one."
+            f"{option(name, folder)} is the folder of a study, whose report would be replaced; name another one."
         )
 
 

@@ -626,7 +626,7 @@ def test_tags_for_cost_reports_are_accepted(laptop):
 def test_the_price_of_the_devices_alone_is_that_of_the_plan(laptop, study):
     found = check(str(aws(laptop)), study).study
     planned = make_plan(load_spec(study)).cost
-    assert found.devices_dollars == pytest.approx(planned)
+    assert found.plan.cost == pytest.approx(planned)
     # Head, disks and idle devices.
     assert planned < min(option.dollars for option in found.options) < 1.2 * planned
 
@@ -687,21 +687,6 @@ def test_more_slots_than_machines_hold_is_a_warning(laptop):
     assert any("`resources.slots` of quickstart is 500" in found.message for found in checked.file.warnings)
 
 
-def test_a_series_costs_what_its_studies_cost_together(laptop):
-    def priced(*overrides):
-        return check(str(aws(laptop)), "quickstart", ["resources.pool=cpu", *overrides]).study
-
-    short, whole = priced("training.steps=700"), priced("training.steps=1400")
-    both = priced("vary={training.steps: [700, 1400]}")
-    assert both.study == "quickstart"
-    assert both.cells == short.cells + whole.cells
-    assert both.device_hours == pytest.approx(short.device_hours + whole.device_hours)
-    assert [one.pool for one in both.options] == [one.pool for one in whole.options]
-    for one, first, second in zip(both.options, short.options, whole.options, strict=True):
-        assert one.hours == pytest.approx(first.hours + second.hours)
-        assert one.dollars == pytest.approx(first.dollars + second.dollars)
-
-
 def test_json_is_one_document_and_the_status_says_whether_it_passes(laptop, capsys, monkeypatch):
     for bucket, status in (("my-bucket", 0), ("My_Bucket", 2)):
         monkeypatch.setattr(
@@ -742,7 +727,7 @@ def test_the_keys_of_a_spec_are_overridden_by_arguments(laptop, capsys, monkeypa
     assert status == 0
     study = json.loads(printed.out)["price"]["study"]
     assert [option["pool"] for option in study["options"]] == ["cpu"]
-    assert study["cells"] < check(str(aws(laptop)), "quickstart").study.cells
+    assert study["cells"] < check(str(aws(laptop)), "quickstart").study.plan.cell_count
     status, printed = run("resources.pool=cpu")
     assert status == 2
     assert "`resources.pool=cpu` overrides a key of a spec, and none is given" in printed.err

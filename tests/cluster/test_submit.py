@@ -227,15 +227,6 @@ def test_a_tokenizer_within_the_checkout_goes_along(sent, checkout, dashboard, c
     assert "`data.tokenizer` is" in refused(capsys, monkeypatch, "text", *other)
 
 
-def test_the_files_of_a_series_go_along_too(sent, checkout, dashboard, capsys, monkeypatch):
-    (checkout / "other.txt").write_text("other words\n" * 100)
-    _, files = sent("text", "vary={data.path: [corpus.txt, other.txt]}")
-    assert {"corpus.txt", "other.txt"} <= set(files)
-    assert yaml.safe_load(files["text.submitted.yaml"])["vary"] == {"data.path": ["corpus.txt", "other.txt"]}
-    series = "vary={data.path: [corpus.txt, secret.txt]}"
-    assert "ignore excludes" in refused(capsys, monkeypatch, "text", series)
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [

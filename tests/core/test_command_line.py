@@ -34,8 +34,8 @@ def test_several_options_are_ready_to_paste():
     assert options(depth=32, width="D") == "depth=32, width=D"
     tried = [("column", "loss=my loss"), ("column", "depth=n"), ("where", "kind=a")]
     assert try_with(tried) == " Try: columns={'loss': 'my loss', 'depth': 'n'}, where={'kind': 'a'}"
-    assert try_with(changes=["vary=null"]) == " Try: 'vary=null'"
+    assert try_with(changes=["data.path=null"]) == " Try: 'data.path=null'"
     with in_shell(["fit", "my runs.csv"]):
         assert options(depth=32, width="D") == "--depth 32 --width D"
         assert try_with(tried[:1]) == " Try: interplay fit 'my runs.csv' --column 'loss=my loss'"
-        assert try_with(changes=["vary=null"]) == " Try: interplay fit 'my runs.csv' vary=null"
+        assert try_with(changes=["data.path=null"]) == " Try: interplay fit 'my runs.csv' data.path=null"

@@ -15,8 +15,8 @@ def root(tmp_path_factory):
 
 
 def trained(root, preset, cell, *overrides, seed=0):
-    """The result of one cell of a preset, all of a series taken as one study."""
-    plan = make_plan(load_spec(preset, ["vary=null", "diagnostics=[]", *overrides]))
+    """The result of one cell of a preset."""
+    plan = make_plan(load_spec(preset, ["diagnostics=[]", *overrides]))
     return train(plan.planned(f"{cell}-s{seed}").cell, data_root=root, evaluations=1)
 
 

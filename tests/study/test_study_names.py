@@ -2,10 +2,12 @@
 
 import json
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
-import interplay.verbs.run
+import interplay.cli
+import study.run.runner
 import study.tracking.targets
 from study.plan.plan import make_plan
 from study.spec.recorded import differences
@@ -53,8 +55,9 @@ def test_each_verb_takes_the_name_of_a_study(command, mine, monkeypatch, tmp_pat
     power = command("power", "mine", "--studies", "5", "--json")
     assert json.loads(power[1])["name"] == "mine"
     taken = []
-    monkeypatch.setattr(interplay.verbs.run, "run_one", lambda spec, *_: (taken.append(spec), ({}, False))[1])
-    assert command("run", "mine")[0] == 0
+    stopped = SimpleNamespace(finished=False)
+    monkeypatch.setattr(study.run.runner, "run_study", lambda spec, *_: (taken.append(spec), stopped)[1])
+    assert command("run", "mine")[0] == 130
     monkeypatch.setattr(
         study.tracking.targets, "mirror_study", lambda spec, _: (taken.append(spec), "sent")[1]
     )

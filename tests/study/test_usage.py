@@ -7,9 +7,6 @@ import typer
 
 import interplay
 from interplay import cli
-from study.spec.study import load_spec, members
-
-VARY = "vary={training.steps: [300, 400]}"
 
 
 def accepts(words):
@@ -68,15 +65,6 @@ def test_wrong_arguments_are_one_line_with_the_help_of_the_verb(command, argumen
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")
     assert [word for word in words if word not in err] == []
-
-
-def test_of_a_series_one_study_is_proposed_by_a_whole_command(command):
-    status, out, err = command("fit", "quickstart", VARY)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    program, verb, source, *changes = shlex.split(err.split("Try: ")[1])
-    assert (program, verb) == ("interplay", "fit")
-    series = load_spec("quickstart", [VARY])
-    assert load_spec(source, changes).model_dump() == next(iter(members(series).values())).model_dump()
 
 
 def test_the_package_shows_its_public_names_only():

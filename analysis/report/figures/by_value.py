@@ -1,4 +1,4 @@
-"""Figures by the value of a key: a measure against depth, crossings and best depths of a series."""
+"""Figures by the value of a key: a measure against depth, crossings and best depths of compared studies."""
 
 import math
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
+from analysis.fit.compared_studies import ByValue
 from analysis.fit.measures import MeasureData, ValueAxis, label
-from analysis.fit.series import ByValue
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     WIDTH,

@@ -144,7 +144,7 @@ def test_a_depth_without_a_minimum_that_has_a_lower_loss_leaves_no_answer():
 
 def test_one_question_has_one_size_or_one_compute(found):
     named = NamedFit("iso", found)
-    assert recommend_one(named, None, None, 1e17) == found.compute.at(1e17)
+    assert recommend_one(named, None, None, 1e17)[1] == found.compute.at(1e17)
     for params, flops in ((1e7, 1e17), (None, None)):
         with pytest.raises(InputError, match="not both"):
             recommend_one(named, None, params, flops)

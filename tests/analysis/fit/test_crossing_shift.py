@@ -9,8 +9,8 @@ import pytest
 from scipy.optimize import brentq
 
 from analysis.curves.curves import build_curves
+from analysis.fit.compared_studies import shift_sentence, shifted
 from analysis.fit.crossing_shift import shift_between, shift_by
-from analysis.fit.series import shift_sentence, shifted
 from analysis.law.crossings import Crossing, find_crossings
 from tests.simulated_study import Truth, shapes_of, simulate
 

@@ -145,7 +145,7 @@ def test_recommended_losses_are_in_the_unit_and_an_audit_is_in_nats(both):
 
 
 def test_the_losses_at_a_compute_are_in_the_unit():
-    one, other = (recommend_one(NamedFit("it", found), None, None, "1e18") for found in fits_of("isoflop"))
+    one, other = (recommend_one(NamedFit("it", found), None, None, "1e18")[1] for found in fits_of("isoflop"))
     per_nat = LossUnit.of("bits per byte", BYTES).per_nat
     assert other.loss == pytest.approx(per_nat * one.loss)
     assert [item.excess for item in other.others] == pytest.approx(

@@ -234,7 +234,7 @@ def _cost(plan, shape):
 
 @pytest.mark.parametrize(
     ("changes", "part"),
-    [(["resources.tensor_parallel=2"], "several devices"), (["vary={training.batch: [1, 2]}"], "`try`")],
+    [(["resources.tensor_parallel=2"], "several devices")],
 )
 def test_what_cannot_be_tried_is_refused(command, changes, part):
     status, _, errors = command("try", "text", *changes)

@@ -4,9 +4,10 @@ import socket
 
 import pytest
 
-from study.plan.plan import Plan, make_plan
-from study.spec.study import load_spec, studies
-from study.spec.yaml_file import preset_names
+from interplay.verbs.plan import presets
+from study.plan.plan import make_plan
+from study.spec.study import load_spec
+from study.spec.yaml_file import PRESETS, preset_names
 from trainables.cell import Cell
 
 
@@ -17,11 +18,24 @@ def test_every_preset_plans_without_a_network(preset: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     spec = load_spec(preset)
-    for one in studies(spec):
-        plan = make_plan(one)
-        assert {planned.cell.shape.depth for planned in plan.cells} == set(one.frontier.depth_values)
-        restored = [Cell.model_validate_json(planned.cell.model_dump_json()) for planned in plan.cells]
-        assert [cell.key for cell in restored] == [planned.cell.key for planned in plan.cells]
+    plan = make_plan(spec)
+    assert {planned.cell.shape.depth for planned in plan.cells} == set(spec.frontier.depth_values)
+    restored = [Cell.model_validate_json(planned.cell.model_dump_json()) for planned in plan.cells]
+    assert [cell.key for cell in restored] == [planned.cell.key for planned in plan.cells]
+
+
+def test_a_preset_is_one_of_the_studies_from_which_its_result_was_recorded() -> None:
+    recorded = [record for record in presets().records if record["result"] and "values" in record["result"]]
+    assert len(recorded) == 4
+    for record in recorded:
+        ((key, values),) = record["result"]["values"].items()
+        others = [load_spec(record["name"], [f"{key}={value}", "name=other"]) for value in values]
+        protocols = [make_plan(spec).protocol for spec in others]
+        assert len(set(protocols)) == len(values)
+        assert make_plan(load_spec(record["name"])).protocol in protocols
+        comment = (PRESETS / f"{record['name']}.yaml").read_text().partition("\nname:")[0]
+        assert f"interplay run {record['name']} {key}=$x" in comment
+        assert f"interplay compare {record['name']}" in comment
 
 
 def test_quickstart_compares_matched_sizes_in_minutes() -> None:
@@ -50,28 +64,23 @@ def test_quickstart_search_takes_less_than_its_grid() -> None:
     assert limit <= 0.8 * whole.flops
 
 
-def plans_of(preset: str) -> list[Plan]:
-    return [make_plan(spec) for spec in studies(load_spec(preset))]
-
-
 @pytest.mark.parametrize("preset", ["induction", "hops", "connectivity", "one-wide-layer"])
 def test_a_preset_of_a_task_takes_less_than_ten_minutes_on_two_cores(preset: str) -> None:
-    made = plans_of(preset)
-    assert sum(plan.device_hours for plan in made) / 2 * 60 < 10
-    for plan in made:
-        assert plan.misses == ()
-        assert plan.entropy == 0
+    plan = make_plan(load_spec(preset))
+    assert plan.device_hours / 2 * 60 < 10
+    assert plan.misses == ()
+    assert plan.entropy == 0
 
 
 def test_induction_and_one_wide_layer_compare_equal_sizes_and_hops_equal_widths() -> None:
     for preset, depths in (("induction", {1, 2}), ("one-wide-layer", {1, 4})):
-        (plan,) = plans_of(preset)
+        plan = make_plan(load_spec(preset))
         shapes = [planned.cell.shape for planned in plan.cells]
         assert {shape.depth for shape in shapes} == depths
         assert max(abs(p.cell.shape.budget_params / p.budget - 1) for p in plan.cells) < 0.05
     assert {shape.width // shape.heads for shape in shapes} == {8}, "heads of one width"
     for preset in ("hops", "connectivity"):
-        for plan in plans_of(preset):
-            assert len({planned.cell.shape.width for planned in plan.cells}) == 1
-            assert len({planned.cell.shape.depth for planned in plan.cells}) >= 3
+        plan = make_plan(load_spec(preset))
+        assert len({planned.cell.shape.width for planned in plan.cells}) == 1
+        assert len({planned.cell.shape.depth for planned in plan.cells}) >= 3
         assert len(load_spec(preset).data.parts) == 5

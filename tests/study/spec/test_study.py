@@ -18,7 +18,7 @@ from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.frontier import shapes
 from study.spec.resources import MinWidth
-from study.spec.study import StudySpec, load_spec, parse_spec, studies
+from study.spec.study import StudySpec, load_spec, parse_spec
 from study.spec.training import APART, ROUNDING
 from study.spec.yaml_file import preset_names
 from tests.study.small import SMALL
@@ -644,8 +644,11 @@ def test_a_tokenizer_starts_from_the_file_of_its_spec_and_another_one_has_its_ow
     assert data_of("data.tokenizer=bpe", "data.vocabulary=300", source=str(recorded)) == ("bpe", 300)
     with pytest.raises(SpecError, match="needs `vocabulary`"):
         data_of("data.tokenizer=bpe", source=str(recorded))
-    series = load_spec(str(file), [f"vary={{data.tokenizer: [bytes, {llama}, {other}]}}"])
-    assert [one.data.vocabulary_size for one in studies(series)] == [257, 700, 600]
+
+
+def test_a_spec_is_one_study() -> None:
+    with pytest.raises(SpecError, match=r"`vary` is not a key: a spec is one study.*interplay compare"):
+        load_spec(SMALL, ["vary={training.steps: [10, 20]}"])
 
 
 def test_a_written_spec_reads_the_same_files_from_anywhere(

@@ -137,24 +137,17 @@ def test_the_report_of_a_part_states_which_cells_it_is_of(tmp_path):
         assert f"{len(sizes)} sizes from N = {min(sizes):,} to {max(sizes):,}" in fact
 
 
-def test_a_series_with_fewer_members_does_not_replace_the_page_of_all(command, tmp_path):
-    series = load_spec(SMALL, ["vary={training.steps: [2, 4, 8]}"])
-    folder = tmp_path / "results" / "small"
-    folder.mkdir(parents=True)
-    (folder / "series.yaml").write_text(series.to_yaml())
-    status, _, err = command("run", SMALL, "vary={training.steps: [2, 4]}")
-    assert status == 2
-    assert "small-steps-8" in err
-    assert "name=small-2 tracking.experiment=small" in err
-
-
-@pytest.mark.parametrize("marker", ["spec.yaml", "series.yaml"])
-def test_fit_and_report_of_a_table_do_not_replace_those_of_a_study(command, tmp_path, marker):
+def test_fit_report_and_comparison_of_tables_do_not_replace_those_of_a_study(command, tmp_path):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / marker).touch()
+    (tmp_path / "mine" / "spec.yaml").touch()
     (tmp_path / "runs.csv").write_text("depth,width,loss\n1,8,2\n2,8,1.9\n")
-    for words in (["report", "runs.csv", "--out", "mine"], ["fit", "runs.csv", "--out", "mine/fit.json"]):
+    (tmp_path / "others.csv").write_text("depth,width,loss\n1,8,2\n2,8,1.9\n")
+    for words in (
+        ["report", "runs.csv", "--out", "mine"],
+        ["fit", "runs.csv", "--out", "mine/fit.json"],
+        ["compare", "runs.csv", "others.csv", "--out", "mine"],
+    ):
         status, _, err = command(*words)
         assert status == 2
         assert "name another one" in err
-        assert [path.name for path in (tmp_path / "mine").iterdir()] == [marker]
+        assert [path.name for path in (tmp_path / "mine").iterdir()] == ["spec.yaml"]

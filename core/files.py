@@ -59,6 +59,7 @@ def to_json(value: Any) -> Any:
     """Convert `value` to plain JSON types.
 
     A dataclass becomes an object with its fields, and with the properties that its class names in `JSON_PROPERTIES`.
+    The key of a field is its name, or `json` of its metadata.
     NaN, the infinities and integers beyond the range of a double become null, because JSON has no such numbers.
 
     Raises:
@@ -67,8 +68,9 @@ def to_json(value: Any) -> Any:
     if value is None or isinstance(value, str | bool):
         return value
     if is_dataclass(value):
-        names = [*(field.name for field in fields(value)), *getattr(value, "JSON_PROPERTIES", ())]
-        return {name: to_json(getattr(value, name)) for name in names}
+        keys = {field.name: field.metadata.get("json", field.name) for field in fields(value)}
+        keys |= {name: name for name in getattr(value, "JSON_PROPERTIES", ())}
+        return {key: to_json(getattr(value, name)) for name, key in keys.items()}
     # An array or a number of NumPy, which this module does not import: an audit needs none.
     if hasattr(value, "tolist"):
         return to_json(value.tolist())

@@ -36,7 +36,7 @@ def known_figure(models: Sequence[KnownModel], within: Within) -> Figure:
     What lies outside the sizes of a law's models is hatched or dotted.
     """
     levine, *others = published_evidence()
-    audited = [known.audit.model for known in models]
+    audited = [model.audit.model for model in models]
     sizes = [model.law_params for model in audited]
     ends = (min(sizes) / 1.5, max(sizes) * 3)
     with mpl.rc_context(STYLE):

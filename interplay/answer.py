@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from rich.console import RenderableType
 
 from analysis.fit.document import Fit
-from analysis.fit.sentences import answers
+from analysis.fit.words import answers
 from analysis.law.near_optimal import Within
 from analysis.runs.table import RunTable
 from core.errors import shortened
 from core.numbers import counted
-from interplay.recommendation import Recommendation
+from interplay.recommended import Recommended
 from interplay.result import Result
 from interplay.terminal import fit_table, refuse_file
 
@@ -77,7 +77,7 @@ class Answer(Result):
 
     def recommend(
         self, params: float | str | None = None, within: Within = None, *, flops: float | str | None = None
-    ) -> Recommendation:
+    ) -> Recommended:
         """Return the best shape of N non-embedding parameters, or of a compute in FLOPs; numbers or text such as "7B".
 
         Raises:
@@ -87,7 +87,7 @@ class Answer(Result):
         from analysis.fit.recommendation import NamedFit
 
         source, shape = recommend_one(NamedFit(self.title, self.fit), None, params, flops, within)
-        return Recommendation(shape, source)
+        return Recommended(shape, source)
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures of the report by the names of their files; those that the data do not allow are absent."""

@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from analysis.audit.recommend import Comparison
-from analysis.law.shape import ComputeShape, Shape, flops_hint
+from analysis.law.shape import ComputeShape, Recommendation, flops_hint
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
 from core.command_line import command, option, relative
 from core.numbers import digits, ends, human, layers, percent, scientific, short, span
@@ -134,7 +134,13 @@ def _dim(*texts: str) -> list[RenderableType]:
 
 def fit_table(result: "Fit") -> RenderableType:
     """Return the answer, then crossings, law, alternatives and best shapes as tables for a terminal."""
-    from analysis.fit.sentences import answers, law_sentence, lowest_loss_sentence, noise_sentence
+    from analysis.fit.words import (
+        answers,
+        epochs_sentence,
+        law_sentence,
+        lowest_loss_sentence,
+        noise_sentence,
+    )
     from analysis.report.tables import (
         best_table,
         compute_table,
@@ -151,7 +157,7 @@ def fit_table(result: "Fit") -> RenderableType:
     parts.append(rich_table(laws_table(result)))
     more = (best_table(result), rate_shifts_table(result))
     parts += [rich_table(table) for table in more if table is not None]
-    repeats = result.epochs.sentence if result.epochs else ""
+    repeats = epochs_sentence(result.epochs) if result.epochs else ""
     parts += _dim(
         " ".join(filter(None, (repeats, noise_sentence(result), lowest_loss_sentence(result)))),
         _left_out_text(result),
@@ -161,7 +167,7 @@ def fit_table(result: "Fit") -> RenderableType:
 
 def _left_out_text(result: "Fit") -> str:
     """How many rows are left out, and the most frequent reasons; empty if all are used."""
-    from analysis.fit.sentences import reasons_phrase, used_sentence
+    from analysis.fit.words import reasons_phrase, used_sentence
 
     count = len(result.left_out)
     if not count or used_sentence(result):
@@ -173,7 +179,7 @@ def _left_out_text(result: "Fit") -> str:
     )
 
 
-def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType:
+def recommendation_table(source: str, shapes: Sequence[Recommendation]) -> RenderableType:
     """Return recommended shapes as a table for a terminal, with a note on the intervals."""
     level = next((shape.level for shape in shapes if shape.level is not None), None)
     theory = any(shape.source == "theory" for shape in shapes)
@@ -304,7 +310,7 @@ def _flops_hints(sizes: Sequence[float]) -> list[Text]:
     return [Text(hint, style="yellow") for hint in dict.fromkeys(map(flops_hint, sizes)) if hint]
 
 
-def _sentence(shape: Shape) -> str:
+def _sentence(shape: Recommendation) -> str:
     """The shape that a fit recommends for one N, by which rule and what it can cost; or why it states none."""
     at, near = f"At {human(shape.params)} parameters", shape.near_optimal
     if shape.depth is not None:
@@ -318,7 +324,7 @@ def _sentence(shape: Shape) -> str:
     return f"{text} By published evidence: {command('recommend', f'{shape.params:.6g}')}"
 
 
-def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:
+def _near_optimal_tables(shapes: Sequence[Recommendation]) -> list[RenderableType]:
     """Per source of losses: the depths that lose next to nothing at each N, and what L* loses if that is more."""
     rows: dict[str, list[tuple[str | None, ...]]] = {}
     within, unit = 0.0, "nats"

@@ -15,7 +15,7 @@ from pathlib import Path
 from analysis.law.near_optimal import Within, nats_of, near_optimal
 from analysis.law.published import PUBLISHED, AdditiveLaw, PublishedLaw, published_shape
 from analysis.law.reasons import Because, Reason
-from analysis.law.shape import REACH, NearOptimal, Shape
+from analysis.law.shape import REACH, NearOptimal, Recommendation
 
 #: A size that is larger or smaller by less than this factor counts as one of the data.
 SIZE_TOLERANCE = 1.1
@@ -38,7 +38,7 @@ class Evidence:
     source: str
     sizes: tuple[float, float] | None
     depths: tuple[float, float] | None
-    best: Callable[[float], Shape]
+    best: Callable[[float], Recommendation]
     losses: Callable[[float, float | None, Within], NearOptimal | None]
     law: PublishedLaw | None = None
 
@@ -87,14 +87,14 @@ def _within_reach(item: Evidence) -> Evidence:
     assert item.sizes is not None
     smallest, largest = item.sizes
 
-    def best(params: float) -> Shape:
+    def best(params: float) -> Recommendation:
         if item.beyond(params) <= REACH * (1 + 1e-9):
             return item.best(params)
         below = params < smallest
         beyond = Because(
             Reason.BELOW_MODELS if below else Reason.ABOVE_MODELS, (REACH, smallest if below else largest)
         )
-        return Shape(params, None, (None, None), None, "none", item.source, reasons=(beyond,))
+        return Recommendation(params, None, (None, None), None, "none", item.source, reasons=(beyond,))
 
     def losses(params: float, depth: float | None, within: Within) -> NearOptimal | None:
         return item.losses(params, depth, within) if item.beyond(params) <= REACH * (1 + 1e-9) else None
@@ -115,8 +115,8 @@ def _gemstones() -> Evidence:
     assert table.sizes is not None
     depths = table.study.rows["depth"]
 
-    def best(params: float) -> Shape:
-        return replace(table.predict(params, math.inf), source="published", law=source)
+    def best(params: float) -> Recommendation:
+        return Recommendation.of(replace(table.predict(params, math.inf), source="published", law=source))
 
     def losses(params: float, depth: float | None, within: Within) -> NearOptimal | None:
         decision = table.gap_laws.decide(params, table.level)

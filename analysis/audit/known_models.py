@@ -33,10 +33,10 @@ def known_models(within: Within = None) -> list[KnownModel]:
         InputError: `within` is no positive number.
     """
     text = (resources.files("analysis") / "audit" / "known_models.yaml").read_text(encoding="utf-8")
-    found = []
+    models = []
     for entry in yaml.safe_load(text):
         model = model_config(entry["config"], entry["name"])
-        found.append(
+        models.append(
             KnownModel(entry["year"], entry["parameters"], audit(model, published_evidence(), within))
         )
-    return sorted(found, key=lambda known: known.audit.model.law_params)
+    return sorted(models, key=lambda item: item.audit.model.law_params)

@@ -185,8 +185,8 @@ def _block_params(values: Mapping[str, Any], family: str, depth: int, width: int
     if family == "falcon" and not values.get("new_decoder_architecture"):
         # Falcon ignores its number of key-value heads unless it is of the new architecture.
         kv_heads = 1 if values.get("multi_query", True) else heads
-    known = family in _GATED | _NOT_GATED and not values.get("add_cross_attention")
-    if not heads or not kv_heads or not d_ff or not known:
+    is_countable = family in _GATED | _NOT_GATED and not values.get("add_cross_attention")
+    if not heads or not kv_heads or not d_ff or not is_countable:
         return None
     head_size = _size(values, "head_dim") or width / heads
     matrices = 3 if family in _GATED else 2
@@ -215,9 +215,9 @@ def _notes(
         notes.append(f"A model of several parts; its language part ({part}) is audited.")
     else:
         for keys, what in ((_IMAGES, "images"), (_SOUND, "sound")):
-            if found := next((key for key in keys if values.get(key) is not None), None):
+            if media := next((key for key in keys if values.get(key) is not None), None):
                 notes.append(
-                    f"A model of {what} (it has {found}): the laws were measured on text, so this is only a comparison."
+                    f"A model of {what} (it has {media}): the laws were measured on text, so this is only a comparison."
                 )
     encoder = "bert" in family or family in ("electra", "ernie", "esm", "mpnet")
     if encoder and "decoder" not in family and values.get("is_decoder") is not True:

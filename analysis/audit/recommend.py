@@ -24,7 +24,7 @@ from analysis.law.shape import (
     REACH,
     ComputeShape,
     NearOptimal,
-    Shape,
+    Recommendation,
     buildable_width,
     check_size,
     flops_hint,
@@ -50,7 +50,7 @@ class Comparison:
     JSON_PROPERTIES: ClassVar = ("widths",)
 
     params: float
-    shapes: tuple[Shape, ...]
+    shapes: tuple[Recommendation, ...]
     within: float
     depths: tuple[int, int] | None
 
@@ -126,7 +126,7 @@ def _no_depth(who: str, params: Sequence[float], reason: str | None, command: st
 
 def shapes_of_sizes(
     fit: Path | NamedFit | None, name: str | None, sizes: Sequence[float | str], within: Within = None
-) -> tuple[str, list[Shape]]:
+) -> tuple[str, list[Recommendation]]:
     """Return the source of the recommendation in words, and the best shape for each size N, such as 1e9 or 7B.
 
     From a fit, the answer for each N is that of `recommended`. Each shape has `near_optimal`: the depths that
@@ -159,8 +159,11 @@ def shapes_of_sizes(
             for item in chosen
         ]
         return f"law of {published.source}", chosen
+    # A recommendation from a published law loads no numerical library.
+    from analysis.fit.next_words import rate_sentence
+
     named = named_fit(fit)
-    check = named.fit.learning_rate.sentence if named.fit.learning_rate else None
+    check = rate_sentence(named.fit.learning_rate) if named.fit.learning_rate else None
     chosen = [replace(item, learning_rate=check) for item in shapes_by(named, params, within)]
     measured = all(shape.source in ("measured", "none") for shape in chosen)
     chosen = [in_unit(item, named.fit.loss_unit) for item in chosen]
@@ -222,7 +225,7 @@ def recommend_one(
     params: float | str | None,
     flops: float | str | None,
     within: Within = None,
-) -> tuple[str, Shape | ComputeShape]:
+) -> tuple[str, Recommendation | ComputeShape]:
     """Return the source and the best shape of one size N, by `shapes_of_sizes`, or of one compute.
 
     The latter is by `recommend_at_compute`.
@@ -261,7 +264,7 @@ def fit_evidence(named: NamedFit, within: Within) -> Evidence:
     def losses(params: float, depth: float | None, within: Within) -> NearOptimal | None:
         return losses_by(named.fit, params, depth, within)
 
-    def best(params: float) -> Shape:
+    def best(params: float) -> Recommendation:
         return shapes_by(named, [params], within)[0]
 
     return Evidence(named.name, named.name, None, None, best, losses)

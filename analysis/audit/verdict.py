@@ -14,7 +14,7 @@ from analysis.audit.evidence import Evidence
 from analysis.audit.model_config import ModelConfig
 from analysis.intervals import Interval
 from analysis.law.near_optimal import Within
-from analysis.law.shape import NearOptimal, Shape, Transition
+from analysis.law.shape import NearOptimal, Recommendation, Transition
 from core.command_line import option
 from core.errors import InputError
 from core.files import to_json
@@ -26,7 +26,7 @@ Verdict = Literal[
 ]  # fmt: skip
 
 
-#: What a verdict rests on, by `Shape.source`.
+#: What a verdict rests on, by `Recommendation.source`.
 _SOURCES = {
     "published": "the law",
     "law": "the laws",
@@ -56,7 +56,7 @@ class LawFinding:
     depth: int
     beyond: float
     inside: bool
-    best: Shape
+    best: Recommendation
     near_optimal: NearOptimal | None
     transition: Transition | None
 
@@ -120,9 +120,9 @@ class Audit:
     @property
     def deciding(self) -> tuple[LawFinding, ...]:
         """The findings that make the verdict: of the laws with an answer those with losses, of these those inside."""
-        found = [item for item in self.findings if item.best.source != "none"]
-        found = [item for item in found if item.lost is not None] or found
-        return tuple([item for item in found if item.inside] or found)
+        answered = [item for item in self.findings if item.best.source != "none"]
+        answered = [item for item in answered if item.lost is not None] or answered
+        return tuple([item for item in answered if item.inside] or answered)
 
     @property
     def verdict(self) -> Verdict:
@@ -223,8 +223,8 @@ def audit(model: ModelConfig, evidence: Sequence[Evidence], within: Within) -> A
         InputError: a size or depth out of range of a law.
     """
     findings = tuple(_finding(model, item, within) for item in evidence)
-    found = Audit(model, findings, _warnings(model), ())
-    return Audit(model, findings, found.warnings, _notes(found))
+    draft = Audit(model, findings, _warnings(model), ())
+    return Audit(model, findings, draft.warnings, _notes(draft))
 
 
 def _finding(model: ModelConfig, item: Evidence, within: Within) -> LawFinding:
@@ -255,21 +255,21 @@ def _warnings(model: ModelConfig) -> tuple[str, ...]:
     )
 
 
-def _notes(found: Audit) -> tuple[str, ...]:
-    model = found.model
+def _notes(audit: Audit) -> tuple[str, ...]:
+    model = audit.model
     notes, size = list(model.notes), f"{model.law_params:,}"
-    for item in found.findings:
+    for item in audit.findings:
         if item.star is not None and item.star < 1:
             notes.append(f"{item.law} has no depth of one layer or more at N = {size}, so there is no L/L*.")
         if item.best.reason:
             law = "The fit" if item.best.source not in ("none", "published") else item.law
             notes.append(f"{law} gives no best depth at N = {size}: {item.best.reason}.")
-    if found.deciding and found.extrapolated:
+    if audit.deciding and audit.extrapolated:
         notes.append("The verdict is an extrapolation: none of its laws has models of this size and depth.")
     # The logarithm of a power of three may exceed the whole number by its rounding.
-    side = "above" if model.depth >= found.least_depth - 1e-9 else "below"
+    side = "above" if model.depth >= audit.least_depth - 1e-9 else "below"
     notes.append(
-        f"Its depth {model.depth} lies {side} log3(width) = {found.least_depth:.1f}, the least depth by theory."
+        f"Its depth {model.depth} lies {side} log3(width) = {audit.least_depth:.1f}, the least depth by theory."
     )
     off = model.block_params / model.law_params - 1 if model.block_params else 0.0
     if abs(off) > 0.05:

@@ -132,13 +132,13 @@ class Curves(ShapeMeans):
         noise, dof = self.noise, self.noise.dof
         if noise.source == "residuals":
             return float(1 / (1 / dof + self.relative_variance / 4))
-        if noise.known and noise.within:
-            own = noise.independent * self.parameters / len(self.x)
-            share = noise.within / (noise.within + own)
+        if noise.is_measured and noise.within:
+            independent = noise.independent * self.parameters / len(self.x)
+            share = noise.within / (noise.within + independent)
             few = max((noise.seeds - 1) * (len(self.depths) - 1), 1)
             dof = 1 / ((1 - share) ** 2 / dof + share**2 / few)
         spare = len(self.x) - self.parameters
-        if noise.known and spare > 0:
+        if noise.is_measured and spare > 0:
             share = float(np.mean(self.nugget / (self.nugget + self.se**2)))
             dof = 1 / ((1 - share) ** 2 / dof + share**2 / spare)
         return float(dof)
@@ -190,7 +190,7 @@ class Curves(ShapeMeans):
             exponent=self.alpha,
             parameters=self.parameters,
             points=len(self.x),
-            smooth_misfit=self.tau if self.noise.known else None,
+            smooth_misfit=self.tau if self.noise.is_measured else None,
             misfit=self.misfit_rms,
             misfit_p=self.misfit_p,
             rms_residual=float(np.sqrt(np.mean(self.residual**2))),
@@ -231,13 +231,13 @@ def build_curves(rows: pd.DataFrame, *, span: tuple[float, float] | None = None)
         noise=noise,
         grid=grid,
         values=values.reshape(depths, len(grid)),
-        joint=joint if noise.known else np.full_like(joint, np.nan),
+        joint=joint if noise.is_measured else np.full_like(joint, np.nan),
         parameters=len(points.x) - plain.spare,
         alpha=alpha,
         nugget=float(weight @ [item.prior.nugget for item in combinations]) * single / np.mean(single)
         if points.is_scaled
         else np.zeros_like(single),
-        tau=tau if noise.known else 0.0,
+        tau=tau if noise.is_measured else 0.0,
         misfit_p=float(chi2.sf(plain.square, plain.spare)) if tested else None,
         relative_variance=float(weight @ (variances / average - 1) ** 2) if average > 0 else 0.0,
     )

@@ -9,10 +9,11 @@ If no shape has two seeds, `from_residuals` estimates the noise from the scatter
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from analysis.units import LOSS
 
@@ -30,13 +31,13 @@ class NoiseSummary:
     """What a fit file holds of `Noise`; None where there is no estimate.
 
     Attributes:
-        known, source, seeds, dof, slope: as in `Noise`.
+        is_measured, source, seeds, dof, slope: as in `Noise`; the key of the first is `known`.
         sd: of one seed, nats per token, at the geometric mean `loss` of the shapes.
         sd_relative: `sd` over that loss.
         seed_correlation, depth_correlation: `correlation` and `within` of `Noise`.
     """
 
-    known: bool = False
+    is_measured: Annotated[bool, Field(alias="known")] = field(default=False, metadata={"json": "known"})
     source: NoiseSource = "none"
     seeds: int = 1
     dof: float = 0.0
@@ -77,23 +78,23 @@ class Noise:
         return 1 - self.correlation - self.within
 
     @property
-    def known(self) -> bool:
+    def is_measured(self) -> bool:
         """Whether there is an estimate, and so intervals and tests."""
         return self.source != "none"
 
     def sd_at(self, loss: Floats) -> Floats:
         """σ in nats per token at this loss; NaN if the noise is not known."""
-        if not self.known:
+        if not self.is_measured:
             return np.full_like(loss, np.nan, dtype=float)
         return np.asarray(np.exp(self.log_sd + self.slope * (np.log(loss) - self.centre)), dtype=float)
 
     def summary(self) -> NoiseSummary:
         """For the fit file."""
         sd, loss = float(np.exp(self.log_sd)), float(np.exp(self.centre))
-        if not self.known:
+        if not self.is_measured:
             return NoiseSummary(seeds=self.seeds, dof=self.dof, loss=loss)
         return NoiseSummary(
-            known=True,
+            is_measured=True,
             source=self.source,
             seeds=self.seeds,
             dof=self.dof,
@@ -191,11 +192,11 @@ def _products(scaled: Floats, present: npt.NDArray[np.bool_]) -> Floats:
     that the work grows with the number of shapes and not with its square.
     """
     count = np.maximum(present.sum(axis=1).astype(float), 1)
-    there = present.astype(float)
+    is_present = present.astype(float)
     observed = float(np.sum(scaled.sum(axis=0) ** 2) - np.sum(scaled**2)) / 2
-    share = there / count[:, None]
-    both, one = there.sum(axis=0), share.sum(axis=0)
-    overlap = there.T @ share
-    everything = float(both @ both) - 2 * float(both @ one) + float(np.sum(overlap * overlap.T))
+    share = is_present / count[:, None]
+    both, single = is_present.sum(axis=0), share.sum(axis=0)
+    overlap = is_present.T @ share
+    everything = float(both @ both) - 2 * float(both @ single) + float(np.sum(overlap * overlap.T))
     itself = float(np.sum(count - 1))
     return np.array([observed, (everything - itself) / 2])

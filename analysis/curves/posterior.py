@@ -144,7 +144,7 @@ def points_of(means: ShapeMeans, extra: float | Floats = 0.0) -> Points:
     `extra` is added to the variance of each point's own noise, if that is known.
     """
     rank = np.searchsorted(means.depths, means.depth)
-    measured = means.noise.known
+    measured = means.noise.is_measured
     single = (
         means.noise.sd_at(means.mean) ** 2 if measured else np.maximum(means.mean**2, np.finfo(float).tiny)
     )

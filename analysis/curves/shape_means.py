@@ -60,8 +60,8 @@ class ShapeMeans:
             levels of groups; (points,): each point's own.
         """
         noise, each = self.noise, self.noise.sd_at(self.mean)[:, None] * self.incidence
-        own = np.hstack([each * (self.depth == value)[:, None] for value in self.depths])
-        shared = [np.sqrt(noise.correlation) * each, np.sqrt(noise.within) * own]
+        of_depth = np.hstack([each * (self.depth == value)[:, None] for value in self.depths])
+        shared = [np.sqrt(noise.correlation) * each, np.sqrt(noise.within) * of_depth]
         if self.groups.size:
             shared.append(LEVEL_SD * float(self.mean.mean()) * self.groups)
         return np.hstack(shared), np.sqrt(noise.independent * noise.sd_at(self.mean) ** 2 / self.count)

@@ -125,7 +125,7 @@ def unusual_runs(rows: pd.DataFrame) -> tuple[UnusualRun, ...]:
         for run in np.flatnonzero(~kept).tolist()
     }
     off |= _off_other_seeds(runs, kept)
-    found = [
+    unusual = [
         UnusualRun(
             row=rows.index[run],
             depth=int(depth[run]),
@@ -140,7 +140,7 @@ def unusual_runs(rows: pd.DataFrame) -> tuple[UnusualRun, ...]:
         # One that was left out early may be in line with the last curves.
         if abs(deviations) > UNUSUAL
     ]
-    return tuple(sorted(found, key=lambda run: -abs(run.deviations)))
+    return tuple(sorted(unusual, key=lambda run: -abs(run.deviations)))
 
 
 def _most_unusual(runs: _Runs, kept: Mask) -> int | None:
@@ -234,7 +234,7 @@ def _off_other_seeds(runs: _Runs, kept: Mask) -> dict[int, tuple[float, float]]:
         )
         for rank in np.unique(runs.rank[every]).tolist()
     }
-    found = {}
+    off = {}
     for group in groups:
         sd = max(medians[int(runs.rank[group[0]])], ROUNDING)
         while len(group) > 2:
@@ -244,9 +244,9 @@ def _off_other_seeds(runs: _Runs, kept: Mask) -> dict[int, tuple[float, float]]:
             deviations = distance / (sd * math.sqrt(1 + 1 / len(others)))
             if abs(deviations) <= UNUSUAL:
                 break
-            found[int(run)] = distance, deviations
+            off[int(run)] = distance, deviations
             group = others
-    return found
+    return off
 
 
 def _distance(runs: _Runs, run: int, others: Ranks) -> float:

@@ -118,7 +118,7 @@ def _from_pilot(fit: "Fit") -> dict[str, Assumption]:
         "misfit_sd": (curves.misfit, "pilot: lack of fit"),
         # Two or three crossings cannot show it, and the scatter of their law is assumed.
         "scatter": (None if law.scatter_dof == 1 else law.scatter, "pilot: scatter of its law"),
-        "loss": (noise.loss or None if noise.known else None, "pilot: mean loss"),
+        "loss": (noise.loss or None if noise.is_measured else None, "pilot: mean loss"),
     }
     return {name: Assumption(value, why) for name, (value, why) in found.items() if value is not None}
 

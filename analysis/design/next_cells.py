@@ -149,7 +149,7 @@ def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Cur
         return None
     sizes_of = np.log([*used["params"], *(item.params for item in further)])
     curves = build_curves(used, span=(float(sizes_of.min()), float(sizes_of.max())))
-    return curves if curves.noise.known and curves.noise.dof >= LEAST_DOF else None
+    return curves if curves.noise.is_measured and curves.noise.dof >= LEAST_DOF else None
 
 
 def _why(item: Option, step: Step, first: bool) -> str:

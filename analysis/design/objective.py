@@ -14,7 +14,7 @@ import pandas as pd
 from analysis.fit.study import Estimates, study_of
 from analysis.intervals import Interval
 from analysis.law.crossings import Crossing, Crossings
-from analysis.law.shape import Shape
+from analysis.law.shape import Projection
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
@@ -111,7 +111,7 @@ def _estimate(
     return Estimate(value, *interval, halfwidth, f"{what} ({ends[0]} to {ends[1]}{share}){why}.")
 
 
-def _of_depth(found: Shape) -> Estimate:
+def _of_depth(found: Projection) -> Estimate:
     what = f"The best depth at N = {found.params:.3g}"
     if found.depth_exact is not None:
         words = f"{what} is {found.depth_exact:.3g} layers"

@@ -10,11 +10,10 @@ from analysis.law.crossings import NEAR_END, Crossing
 from analysis.law.reading import AtSize, Reading, read_curves
 from analysis.law.reasons import Because, Reason
 from analysis.law.shape import ComputeShape, DepthAtCompute, buildable_width
-from analysis.runs.columns import planned_compute
 from analysis.runs.isoflop import BestSize, compute_minima
 from analysis.runs.tokens import Rule
 from analysis.units import LOSS
-from core.numbers import counted, layers, listed, listed_layers, scientific
+from core.numbers import layers
 
 #: Rules of tokens under which a table may have several budgets of compute.
 RULES: tuple[Rule, ...] = ("groups", "equal_compute", "compute", "unequal")
@@ -117,63 +116,6 @@ class ComputeAnswer:
     def best(self) -> tuple[ComputeShape, ...]:
         """The shape of least loss at every budget with one."""
         return tuple(shape for shape in map(self.at, self.budgets) if shape.depth is not None)
-
-
-@dataclass(frozen=True)
-class NextSizes:
-    """Sizes to add to a study at equal FLOPs, because the least loss of a depth is at an end of its sizes.
-
-    Attributes:
-        smaller, larger: (depth, FLOPs) with the least loss at the smallest and at the largest size.
-        runs, flops: of one more size on these sides for every depth and compute, with all seeds; 0 and None without a
-            plan.
-        how: the command that adds it, empty without a spec.
-        refused: why the spec does not allow it as it is, a sentence; then there is no command.
-    """
-
-    smaller: tuple[tuple[int, float], ...]
-    larger: tuple[tuple[int, float], ...]
-    runs: int = 0
-    flops: float | None = None
-    how: str = ""
-    refused: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """What to train next."""
-        sides = (("smallest", "smaller", self.smaller), ("largest", "larger", self.larger))
-        ends = [f"at the {end} size of {_places(places)}" for end, _, places in sides if places]
-        wanted = " and ".join(word for _, word, places in sides if places)
-        cost = f" ({counted(self.runs, 'run')}, {scientific(self.flops)} FLOPs)" if self.flops else ""
-        add = f"; add them with `{self.how}`" if self.how else ""
-        why = f" The spec does not allow them as it is: {self.refused}" if self.refused else ""
-        return f"Next: train {wanted} sizes{cost}, because the least loss is {listed(ends)}{add}.{why}"
-
-
-def _places(places: tuple[tuple[int, float], ...]) -> str:
-    """`2 and 4 layers at 1e15 FLOPs and 4 layers at 1e16 FLOPs`."""
-    computes = dict.fromkeys(flops for _, flops in places)
-    each = ((listed_layers([depth for depth, at in places if at == flops]), flops) for flops in computes)
-    return listed([f"{depths} at {scientific(flops)} FLOPs" for depths, flops in each])
-
-
-def next_sizes(study: Study, answer: ComputeAnswer | None) -> NextSizes | None:
-    """The sizes missing in a study at equal FLOPs; None of another study, or with each least loss inside the sizes."""
-    planned = planned_compute(study.rows)
-    if study.comparison.tokens.rule != "compute" or planned is None:
-        return None
-    without = None if answer is None else {(item.depth, item.flops) for item in answer.lowest}
-    smaller: list[tuple[int, float]] = []
-    larger: list[tuple[int, float]] = []
-    for _, part in study.rows.assign(at=planned).groupby(["at", "depth"]):
-        place = int(part["depth"].iloc[0]), float(part["at"].iloc[0])
-        means = part.groupby("params")["loss"].mean().to_numpy()
-        if len(means) < 2 or (without is not None and place not in without):
-            continue
-        lowest = int(means.argmin())
-        if lowest in (0, len(means) - 1):
-            (larger if lowest else smaller).append(place)
-    return NextSizes(tuple(smaller), tuple(larger)) if smaller or larger else None
 
 
 def _nothing(flops: float, reason: Because, *, outside: bool = False) -> ComputeShape:

@@ -9,17 +9,20 @@ from pydantic import PlainValidator
 from analysis.curves.curves import CurvesSummary
 from analysis.curves.noise import NoiseSummary
 from analysis.curves.unusual_runs import UnusualRun
-from analysis.fit.answer import NextDepth, compute_sentences, next_depth, short_answer
-from analysis.fit.compute import ComputeAnswer, NextSizes, compute_answer, next_sizes
+from analysis.fit.answer_words import short_answer
+from analysis.fit.compute import ComputeAnswer, compute_answer
+from analysis.fit.next_runs import NextDepth, NextSizes, next_depth, next_sizes
+from analysis.fit.next_words import rate_document
 from analysis.fit.rate_check import RateCheck
 from analysis.fit.study import Study, study_of
+from analysis.fit.warning_words import study_warnings
 from analysis.law.crossings import Crossing
 from analysis.law.decision import GapLaws
 from analysis.law.near_optimal import WITHIN
 from analysis.law.prediction import predict
 from analysis.law.reading import AtSize, Reading
 from analysis.law.reasons import Because, Reason
-from analysis.law.shape import Shape, check_size
+from analysis.law.shape import Projection, check_size
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.bytes import common_bytes, needed_bytes
 from analysis.runs.epochs import Epochs, epochs_of
@@ -107,18 +110,11 @@ class Fit:
         return LossUnit.of(self.unit, self.bytes_per_token)
 
     @property
-    def in_short(self) -> list[str]:
-        """The answer in one or two sentences, at a number of parameters or at equal FLOPs; empty without one."""
-        if self.compute is not None:
-            return compute_sentences(self.compute, self.level)
-        return short_answer(self.reading, self.best, self.level, self.tokens)
-
-    @property
     def sizes(self) -> tuple[float, float] | None:
         """The smallest and the largest N of the losses compared; None if nothing could be compared."""
         return self.gap_laws.params_range
 
-    def predict(self, params: float, within: float = WITHIN) -> Shape:
+    def predict(self, params: float, within: float = WITHIN) -> Projection:
         """The shape at N = `params` by the laws of the gaps, see `analysis.law.prediction`.
 
         `within` is in nats per token, as the losses of the shape are; its reason is in the unit of the fit.
@@ -136,7 +132,7 @@ class Fit:
             unit=self.loss_unit,
         )
 
-    def _by_line(self, params: float) -> Shape:
+    def _by_line(self, params: float) -> Projection:
         """The shape by the threshold law alone, for a file that has no other."""
         check_size(params)
         depth, law = self.law.best_depth(params), self.law
@@ -144,7 +140,7 @@ class Fit:
         if depth is None or 12 * depth > params:
             falls = law.b is not None and law.b <= 0
             depth, reasons = None, (Because(Reason.WIDTH_FALLS if falls else Reason.NO_FINITE_DEPTH),)
-        return Shape(
+        return Projection(
             params,
             depth,
             law.interval(params, self.level),
@@ -157,8 +153,11 @@ class Fit:
 
     def to_json(self) -> dict[str, Any]:
         """The fit file: strict JSON types, no NaN, all losses in the unit of the fit."""
-        document: dict[str, Any] = to_json(times(replace(self, study=None), self.loss_unit.per_nat))
+        stated = times(replace(self, study=None), self.loss_unit.per_nat)
+        document: dict[str, Any] = to_json(stated)
         del document["study"]
+        if stated.learning_rate is not None:
+            document["learning_rate"] = rate_document(stated.learning_rate)
         document["rows"] = {name: document.pop(name) for name in ("used", "merged", "left_out")}
         return document
 
@@ -244,7 +243,7 @@ def fit_of(study: Study, unit: UnitOption = "nats") -> Fit:
         left_out=(*study.runs.left_out, *why_not(study.runs.frame, comparison.left_out)),
         unusual=study.unusual,
         answer_without=_answer_without(study),
-        warnings=(*study.runs.notes, *comparison.warnings, *repeated, *_warnings(study, stated)),
+        warnings=(*study.runs.notes, *comparison.warnings, *repeated, *study_warnings(study, stated)),
         level=crossings.level,
         learning_rate=study.learning_rate,
         next_depth=next_depth(study.rows, compute.best if by_compute and compute else study.best),
@@ -260,46 +259,3 @@ def _answer_without(study: Study) -> tuple[str, ...]:
         return ()
     other = study.without_unusual
     return tuple(short_answer(other.reading, other.best, other.crossings.level, study.comparison.tokens))
-
-
-def _warnings(study: Study, unit: LossUnit) -> list[str]:
-    rows, curves, crossings = study.rows, study.curves, study.crossings.items
-    warnings = []
-    source = curves.noise.source
-    # The curves of losses that are not comparable state nothing.
-    comparable = study.comparison.tokens.comparable
-    if source == "residuals" and comparable:
-        warnings.append(
-            "One seed: noise is estimated from residuals. An error common to all sizes of one depth leaves none, so no "
-            "interval includes it; more seeds show it."
-        )
-    elif source == "none" and curves.noise.seeds < 2:
-        warnings.append(
-            "One seed and too few sizes: there is no noise estimate, so no interval, no test and no law."
-        )
-    elif source == "none":
-        warnings.append(
-            "All seeds of a shape have the same loss, so there is no noise estimate. Check the seed column."
-        )
-    per_shape = rows.groupby(["depth", "params"])["seed"].nunique()
-    if per_shape.nunique() > 1:
-        warnings.append(f"Shapes have between {per_shape.min()} and {per_shape.max()} seeds.")
-    if comparable and curves.misfit_p is not None and curves.misfit_p < 0.01:
-        warnings.append(
-            f"The losses deviate from power laws by {unit.per_nat * curves.misfit_rms:.2g} {unit.short} beyond the "
-            "seed noise "
-            f"(p = {curves.misfit_p:.1g}); the intervals include this misfit."
-        )
-    turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.non_monotone]
-    if turned:
-        warnings.append(
-            f"At the largest sizes the lead of the deeper model shrinks again, or its loss rises ({', '.join(turned)} "
-            "layers). Deep models may be trained too little there: do not project from these crossings."
-        )
-    lost = sorted({item for crossing in crossings for item in crossing.diverged})
-    if lost:
-        shapes = ", ".join(f"{depth} layers at N = {params:,.0f}" for depth, params, _ in lost[:5])
-        warnings.append(
-            f"Every row of {shapes}{' and others' if len(lost) > 5 else ''} diverged; these shapes count as worse."
-        )
-    return warnings

@@ -109,8 +109,8 @@ def _needed(shapes: pd.DataFrame, lower: bool, target: float | None) -> pd.DataF
     best = shapes[shapes["best"]].drop(columns=["budget", "best"])
     means = best["mean"]
     reached = best[means <= target] if lower else best[means >= target]
-    found = reached.head(1).reset_index(drop=True).reindex([0])
-    return found.assign(deepest=best["depth"].max(), best=means.min() if lower else means.max())
+    first = reached.head(1).reset_index(drop=True).reindex([0])
+    return first.assign(deepest=best["depth"].max(), best=means.min() if lower else means.max())
 
 
 def label(value: Value) -> str:

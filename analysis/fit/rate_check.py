@@ -29,10 +29,10 @@ from analysis.intervals import hull
 from analysis.law.crossings import Crossing, Crossings, Gap
 from analysis.law.reasons import Because, Reason
 from analysis.law.words import texts_of
-from analysis.runs.comparison import Comparison
+from analysis.runs.comparison import ComparedRuns
 from analysis.runs.learning_rates import bracketed_minimum
+from analysis.runs.left_out import RowReason, WhyNot
 from analysis.runs.table import RunTable, why_not
-from core.numbers import counted, duration, listed
 
 #: Value of the column `purpose` of a sensitivity run; empty in the main study.
 SENSITIVITY = "sensitivity"
@@ -72,7 +72,7 @@ class PairCheck:
 
 @dataclass(frozen=True)
 class RateCheck:
-    """Whether the learning rate was checked, as a sentence and by pair of depths.
+    """Whether the learning rate was checked, by pair of depths.
 
     Attributes:
         runs, flops, seconds: of the missing part of the check; FLOPs and seconds are None without a plan.
@@ -85,25 +85,12 @@ class RateCheck:
     flops: float | None = None
     seconds: float | None = None
 
-    JSON_PROPERTIES = ("checked", "sentence")
+    JSON_PROPERTIES: ClassVar = ("checked",)
 
     @property
     def checked(self) -> bool:
         """Whether the check of no pair is missing."""
         return all(not pair.reasons for pair in self.pairs)
-
-    @property
-    def sentence(self) -> str:
-        """The state of the check, and what the missing part of it takes."""
-        missing = [pair for pair in self.pairs if pair.reasons]
-        if not missing:
-            shifted = any(pair.shift for pair in self.pairs)
-            words = "; the intervals of crossings include the shift to the best rates" if shifted else ""
-            return f"The learning rate is checked: rates bracket the best one at every crossing{words}."
-        names = listed([f"{pair.shallow} → {pair.deep}" for pair in missing])
-        where = f" for {names}" if len(missing) < len(self.pairs) else ""
-        cost = "" if self.seconds is None else f", about {duration(self.seconds)}"
-        return f"The learning rate is not checked{where}: {self.how} ({counted(self.runs, 'run')}{cost})."
 
 
 @dataclass(frozen=True)
@@ -129,20 +116,22 @@ def split_sensitivity_runs(runs: RunTable) -> tuple[RunTable, RunTable | None]:
         return runs, None
     rows = frame.index[frame["purpose"] != ""]
     usable = runs.used.index.intersection(rows)
-    reason = "a sensitivity run: trained at another learning rate on purpose, so it enters no crossing"
-    left_out = [*runs.left_out, *why_not(frame, dict.fromkeys(usable.tolist(), reason))]
+    why = WhyNot(RowReason.SENSITIVITY)
+    left_out = [*runs.left_out, *why_not(frame, dict.fromkeys(usable.tolist(), why))]
     main = replace(runs, frame=frame.drop(index=rows), used=runs.used.drop(index=usable), left_out=left_out)
     return main, replace(runs, frame=frame.loc[rows], used=runs.used.loc[usable], left_out=[])
 
 
 def check_rates(
-    again: RunTable | None, main: Comparison, curves: Curves, crossings: Crossings
+    again: RunTable | None, main: ComparedRuns, curves: Curves, crossings: Crossings
 ) -> RateCheck | None:
     """Check the learning rate of neighbouring depths; None if no pair can be compared.
 
     `again` are the sensitivity runs, if there are any; `main`, `curves` and `crossings` are those of the study itself.
     """
-    best = None if again is None else _best_rates(pair_runs(again, main.rows, curves), curves.noise.known)
+    best = (
+        None if again is None else _best_rates(pair_runs(again, main.rows, curves), curves.noise.is_measured)
+    )
     pairs, missing = [], set()
     for item, gap in zip(crossings.items, crossings.gaps, strict=True):
         if item.status == "insufficient":
@@ -195,7 +184,7 @@ def pair_runs(again: RunTable, rows: pd.DataFrame, curves: Curves) -> PairedRuns
     means = groups[["change", "base"]].mean().assign(count=groups.size()).reset_index()
     # The variance of a difference is in proportion to that of one seed.
     noise, ratio, dof = curves.noise, INDEPENDENT, float((means["count"] - 1).sum())
-    if dof > 0 and noise.known:
+    if dof > 0 and noise.is_measured:
         residual = pairs["change"] - groups["change"].transform("mean")
         ratio = float(((residual / noise.sd_at(pairs["base"].to_numpy(dtype=float))) ** 2).sum()) / dof
     else:
@@ -228,25 +217,25 @@ def _shift_to_best(item: Crossing, gap: Gap, best: PairedRuns, curves: Curves, l
         variance += float(weight**2 @ part["variance"])
         runs += int(part.loc[weight > 0, "count"].sum())
     quantile = float(student.ppf((1 + level) / 2, min(best.dof, curves.dof)))
-    moved = shift_by(item, gap, change, variance, quantile if curves.noise.known else math.nan)
+    moved = shift_by(item, gap, change, variance, quantile if curves.noise.is_measured else math.nan)
     return replace(moved, runs=runs, diverged=int(best.lost["depth"].isin((item.shallow, item.deep)).sum()))
 
 
-def _best_rates(paired: PairedRuns, noise_known: bool) -> PairedRuns:
+def _best_rates(paired: PairedRuns, has_noise: bool) -> PairedRuns:
     """One row per shape for the change to its best rate, with `bracketed`: whether the rates bracket that rate.
 
-    `noise_known` is whether there is a noise estimate.
+    `has_noise` is whether there is a noise estimate.
     """
     shape, lines = ["depth", "params"], []
     lost = {at: np.log(part["factor"].to_numpy(dtype=float)) for at, part in paired.lost.groupby(shape)}
     for at, part in paired.groups.groupby(shape):
-        best = _best_rate(part, lost.get(at, np.empty(0)), noise_known)
+        best = _best_rate(part, lost.get(at, np.empty(0)), has_noise)
         lines.append((*at, part["x"].iloc[0], part["count"].sum(), *best))
     columns = [*shape, "x", "count", "change", "variance", "bracketed"]
     return replace(paired, groups=pd.DataFrame(lines, columns=columns))
 
 
-def _best_rate(part: pd.DataFrame, diverged: Floats, noise_known: bool) -> tuple[float, float, bool]:
+def _best_rate(part: pd.DataFrame, diverged: Floats, has_noise: bool) -> tuple[float, float, bool]:
     """Change of the mean loss of a shape at its best rate, its variance, and whether the rates bracket that rate.
 
     `part` has a row of `PairedRuns.groups` per factor; `diverged` are ln of the factors at which runs diverged.
@@ -257,7 +246,7 @@ def _best_rate(part: pd.DataFrame, diverged: Floats, noise_known: bool) -> tuple
     x, sd, lowest = np.log(factor), np.sqrt(variance), int(np.argmin(y))
     tried = np.concatenate([x, diverged])
     bracketed = bool(tried.min() < x[lowest] < tried.max())
-    if noise_known and tried.min() < 0 < tried.max():
+    if has_noise and tried.min() < 0 < tried.max():
         # A rate at the end that is better within the noise gives no reason to look beyond it.
         bracketed |= bool(y[lowest] + BEYOND * sd[lowest] > 0)
     weights = np.eye(len(x))[lowest]

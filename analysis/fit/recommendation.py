@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.law.near_optimal import Within, nats_of
 from analysis.law.reasons import Because, Reason
-from analysis.law.shape import NearOptimal, Shape
+from analysis.law.shape import NearOptimal, Recommendation
 from core.command_line import option
 from core.errors import InputError
 from core.numbers import human
@@ -50,7 +50,7 @@ def read_fit(path: Path) -> "Fit":
         raise InputError(f"{path} cannot be used. {error}") from error
 
 
-def shapes_by(named: NamedFit, params: Sequence[float], within: Within = None) -> list[Shape]:
+def shapes_by(named: NamedFit, params: Sequence[float], within: Within = None) -> list[Recommendation]:
     """`recommended` of each N; InputError if the fit has no answer for any."""
     result = named.fit
     chosen = [recommended(result, value, within) for value in params]
@@ -67,47 +67,49 @@ def shapes_by(named: NamedFit, params: Sequence[float], within: Within = None) -
     return chosen
 
 
-def recommended(result: "Fit", params: float, within: Within = None) -> Shape:
+def recommended(result: "Fit", params: float, within: Within = None) -> Recommendation:
     """The shape at N by a fit: the first row of this table that applies.
 
-    | N | `source` | depth | interval |
-    |---|---|---|---|
-    | two depths are measured, none is missing | `measured` | lowest loss | to the next excluded depths |
-    | inside the sizes, a depth that may be best is missing | `law` | least expected loss | of the laws |
-    | inside the sizes, no law decides | `measured` | lowest loss there or at the nearest size | as above |
-    | within a factor of `REACH` of the sizes, at most `within` is lost | `law` | least expected loss | of the laws |
-    | the same, but more may be lost | `band` | none | of the laws |
-    | elsewhere | `none` | none | none |
+    | row | N | `source` | depth | interval |
+    |---|---|---|---|---|
+    | 1 | two depths are measured, none is missing | `measured` | lowest loss | to the next excluded depths |
+    | 2 | the laws decide, at most `within` is lost | `law` | least expected loss | of the laws |
+    | 3 | outside the sizes, the laws decide, but more may be lost | `band` | none | of the laws |
+    | 4 | outside the sizes, no law decides | `none` | none | none |
+    | 5 | inside the sizes, the laws decide, but more may be lost | `law` | least expected loss | of the laws |
+    | 6 | inside the sizes, no law decides | `measured` | lowest loss at N or the nearest size | as in row 1 |
+    | 7 | the same, but no size has two depths | as row 3 or 4 | none | as row 3 or 4 |
 
     The losses of the shape are in nats per token; `within`, and those named in the reason, are in the unit of the fit.
-    A size is measured or missing as `analysis.law.reading` says, and the laws are those of `analysis.law.decision`. A
-    depth above its width is never recommended by a law.
+    A size is measured or missing as `analysis.law.reading` says, and the laws are those of `analysis.law.decision`,
+    which decide up to a factor of `REACH` outside the sizes. A depth above its width is never recommended by a law.
     """
-    at, reading = result.reading.at(params), result.reading
+    reading = result.reading
+    at = reading.at(params)
     nats = nats_of(within, at.loss if at else result.gap_laws.loss, result.loss_unit)
-    if at is None or at.missing:
-        shape = result.predict(params, nats)
-        low, high = result.sizes or (math.inf, -math.inf)
-        if low * (1 - 1e-9) <= params <= high * (1 + 1e-9) and shape.source != "law":
-            decided = result.predict(params, math.inf)
-            if decided.source == "law":
-                assert decided.near_optimal is not None
-                more = Because(Reason.MORE_THAN_WITHIN, (nats * result.loss_unit.per_nat,))
-                shape = replace(
-                    decided, near_optimal=replace(decided.near_optimal, within=nats), reasons=(more,)
-                )
-            else:
-                sizes = reading.params
-                at = at or reading.at(
-                    min(sizes, key=lambda size: abs(math.log(size / params)), default=params)
-                )
-                shape = shape if at is None else _measured(at, params, nats)
-    else:
-        shape = _measured(at, params, nats)
-    return replace(shape, law=result.tokens.qualified(shape.law), width_step=reading.width_step)
+
+    def stated(shape: Recommendation) -> Recommendation:
+        return replace(shape, law=result.tokens.qualified(shape.law), width_step=reading.width_step)
+
+    if at is not None and not at.missing:
+        return stated(_measured(at, params, nats))
+    projection = result.predict(params, nats)
+    smallest, largest = result.sizes or (math.inf, -math.inf)
+    inside = smallest * (1 - 1e-9) <= params <= largest * (1 + 1e-9)
+    if projection.source == "law" or not inside:
+        return stated(Recommendation.of(projection))
+    decided = result.predict(params, math.inf)
+    if decided.source == "law":
+        assert decided.near_optimal is not None
+        more = Because(Reason.MORE_THAN_WITHIN, (nats * result.loss_unit.per_nat,))
+        near = replace(decided.near_optimal, within=nats)
+        return stated(Recommendation.of(replace(decided, near_optimal=near, reasons=(more,))))
+    nearest = min(reading.params, key=lambda size: abs(math.log(size / params)), default=params)
+    at = at or reading.at(nearest)
+    return stated(Recommendation.of(projection) if at is None else _measured(at, params, nats))
 
 
-def _measured(at: "AtSize", params: float, within: float) -> Shape:
+def _measured(at: "AtSize", params: float, within: float) -> Recommendation:
     """The best of the measured depths of a size, which is that of N or the nearest to it."""
     rule = "the lowest loss at this size"
     reasons: tuple[Because, ...] = ()
@@ -116,7 +118,7 @@ def _measured(at: "AtSize", params: float, within: float) -> Shape:
         reasons = (Because(Reason.NOT_MEASURED, at.missing),)
     elif not math.isclose(at.params, params):
         rule = f"the lowest loss at {human(at.params)}, the nearest size with two depths"
-    return Shape(
+    return Recommendation(
         params=params,
         depth_exact=at.depth,
         depth_interval=at.depth_interval,

@@ -20,10 +20,10 @@ from analysis.law.gap_fit import fit_gap_laws, points_of
 from analysis.law.prediction import predict
 from analysis.law.reading import AtSize, Reading, best_shapes, read_curves
 from analysis.law.reasons import Because, Reason
-from analysis.law.shape import Shape
+from analysis.law.shape import Projection
 from analysis.law.threshold import fit_laws
 from analysis.law.threshold_law import ThresholdLaw
-from analysis.runs.comparison import Comparison, compare
+from analysis.runs.comparison import ComparedRuns, compare
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
 from core.errors import InputError
@@ -60,7 +60,7 @@ class Estimates:
         of_losses = fit_gap_laws(points_of(self.curves, self.curves.misfit_sd))
         return with_crossing_laws(of_losses, self.laws, self.crossings)
 
-    def predict(self, params: float) -> Shape:
+    def predict(self, params: float) -> Projection:
         """The depth of least expected loss at N = `params` with the interval of the best one, whatever it may lose."""
         crossings, refusal = self.crossings, self.refusal
         laws, level = self.gap_laws, crossings.level
@@ -79,7 +79,7 @@ class Study(Estimates):
 
     runs: RunTable
     sensitivity_runs: RunTable | None
-    comparison: Comparison
+    comparison: ComparedRuns
 
     @property
     def entered(self) -> pd.DataFrame:

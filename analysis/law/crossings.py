@@ -207,7 +207,7 @@ def find_crossings(
         diverged: (depth, N, runs) of shapes whose runs all diverged.
         not_comparable: why the losses of two depths cannot be compared at equal N, if so: all pairs are `insufficient`.
     """
-    quantile = float(student.ppf((1 + level) / 2, curves.dof)) if curves.noise.known else math.nan
+    quantile = float(student.ppf((1 + level) / 2, curves.dof)) if curves.noise.is_measured else math.nan
     items: list[Crossing] = []
     gaps: list[Gap | None] = []
     kept = []

@@ -222,9 +222,9 @@ def _fit(form: GapForm, problem: _Problem) -> tuple[GapLaw, float, _Grid | None]
     if dof < 1:
         few = Because(Reason.FEW_GAPS, (problem.spare, parameters))
         return GapLaw(form, "insufficient", (few,)), -math.inf, None
-    noise_known = points.covariance is not None
+    has_noise = points.covariance is not None
     rounding = (1e-12 * float(np.abs(points.loss).max())) ** 2
-    least = 1.0 if noise_known else rounding
+    least = 1.0 if has_noise else rounding
     nodes = _solve(form, _cells(box), problem)
     for _ in range(REFINED):
         low = float(nodes.rss.min())
@@ -236,13 +236,13 @@ def _fit(form: GapForm, problem: _Problem) -> tuple[GapLaw, float, _Grid | None]
     best = int(nodes.rss.argmin())
     rss = float(nodes.rss[best])
     values = _physical(form, nodes.values[[best]], nodes.positive[[best]], problem)[0].tolist()
-    p_value = float(fisher.sf(rss / dof, dof, min(points.noise_dof, 1e9))) if noise_known else None
-    noise_dof = min(points.noise_dof, 1e6) if noise_known else 0.0
+    p_value = float(fisher.sf(rss / dof, dof, min(points.noise_dof, 1e9))) if has_noise else None
+    noise_dof = min(points.noise_dof, 1e6) if has_noise else 0.0
     # Of the best node: the likelihood if the size of the noise is an estimate with `noise_dof`, and the prior; less one
     # per linear parameter. The others are as many in all laws.
     likelihood = -(noise_dof + problem.spare) / 2 * np.log(noise_dof + np.maximum(nodes.rss, rounding))
     score = float(np.max(likelihood + _log_prior(form, nodes.values))) - terms
-    grid = _Grid(nodes, box, max(rss / dof, least), noise_dof if noise_known and rss <= dof else float(dof))
+    grid = _Grid(nodes, box, max(rss / dof, least), noise_dof if has_noise and rss <= dof else float(dof))
     law = GapLaw(form, "ok", (), dict(zip(_names(form), values, strict=True)), p_value)
     if p_value is not None and p_value < REJECTED:
         law = replace(law, status="rejected", reasons=(Because(Reason.RESIDUALS, (p_value,)),))

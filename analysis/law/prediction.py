@@ -2,8 +2,8 @@
 
 The losses are flat about the best depth, so a depth that loses next to nothing can be named where the best depth itself
 is known within a factor of two only. A depth is stated if, by the laws that the data do not reject, it loses at most
-`within` nats per token against the best one at the level of the fit. Else `Shape.depth` is None, and `Shape.reasons`
-have the depth of least expected loss and what it can lose.
+`within` nats per token against the best one at the level of the fit. Else the projection has no depth, and its
+reasons have the depth of least expected loss and what it can lose.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from analysis.law.crossings import Crossing
 from analysis.law.decision import Decision, GapLaws
 from analysis.law.near_optimal import WITHIN
 from analysis.law.reasons import Because, Reason
-from analysis.law.shape import REACH, NearOptimal, Shape, check_size
+from analysis.law.shape import REACH, NearOptimal, Projection, check_size
 from analysis.units import NATS, LossUnit
 
 #: The source of a loss, in words.
@@ -28,7 +28,7 @@ def predict(
     within: float = WITHIN,
     refusal: str | None = None,
     unit: LossUnit = NATS,
-) -> Shape:
+) -> Projection:
     """The shape at N = `params` by the laws of one study; without a depth where they do not determine one.
 
     Args:
@@ -47,12 +47,14 @@ def predict(
     low, high = laws.params_range or (params, params)
     outside = not low <= params * (1 + 1e-9) or not params <= high * (1 + 1e-9)
     if reason := _silence(laws, crossings, params, refusal if outside else None):
-        return Shape(params, None, (None, None), level, "none", reasons=(reason,), extrapolated=outside)
+        return Projection(params, None, (None, None), level, "none", reasons=(reason,), extrapolated=outside)
     decision = laws.decide(params, level)
     if decision is None:
-        return Shape(params, None, (None, None), level, "none", reasons=laws.reasons, extrapolated=outside)
+        return Projection(
+            params, None, (None, None), level, "none", reasons=laws.reasons, extrapolated=outside
+        )
     determined = decision.bound <= within
-    return Shape(
+    return Projection(
         params,
         float(decision.depth) if determined else None,
         decision.depth_interval,

@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 from analysis.intervals import Interval, width_of
 from analysis.law.reasons import Because, Reason
-from analysis.law.shape import REACH, ComputeShape, Shape, Transition, check_size, outside
+from analysis.law.shape import REACH, ComputeShape, Recommendation, Transition, check_size, outside
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw, solve_depth
 from core.command_line import option
 from core.errors import InputError
@@ -100,7 +100,7 @@ class AdditiveLaw:
         interval = self._interval(lambda law: law._log_size(depth), level)
         return Transition(depth, params, width_of(params, depth), interval)
 
-    def shape(self, params: float, level: float = 0.95) -> Shape:
+    def shape(self, params: float, level: float = 0.95) -> Recommendation:
         """The best shape for N; InputError if N is no size, or too small for the depths that count."""
         exact = self.best_depth(params)
         whole = max(1, round(exact))
@@ -111,7 +111,7 @@ class AdditiveLaw:
                 f"N = {params:g} is {exact:.1f}. Ask for a size of {least:,.0f} or more, or use "
                 f"{option('law', 'levine2020')}."
             )
-        return Shape(
+        return Recommendation(
             params,
             exact,
             self.interval(params, level),
@@ -184,7 +184,7 @@ PUBLISHED: dict[str, PublishedLaw] = {"levine2020": LEVINE2020, "liu2026": LIU20
 LEAST_DEPTH = "least depth by theory: L = log3(d)"
 
 
-def published_shape(law: PublishedLaw, params: float, level: float = 0.95) -> Shape:
+def published_shape(law: PublishedLaw, params: float, level: float = 0.95) -> Recommendation:
     """The best shape for N by a published law, with the source `none` beyond `REACH` times its largest size.
 
     Raises:
@@ -196,7 +196,7 @@ def published_shape(law: PublishedLaw, params: float, level: float = 0.95) -> Sh
     if params <= REACH * largest * (1 + 1e-9):
         return law.shape(params, level)
     reasons = (Because(Reason.ABOVE_FITTED, (REACH, largest)),)
-    return Shape(params, None, (None, None), None, "none", law.source, reasons=reasons)
+    return Recommendation(params, None, (None, None), None, "none", law.source, reasons=reasons)
 
 
 def shape_at_compute(law: PublishedLaw, flops: float) -> ComputeShape:
@@ -263,7 +263,7 @@ def _minimum(value: Callable[[float], float], low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def least_shape(params: float) -> Shape:
+def least_shape(params: float) -> Recommendation:
     """The least depth for N by theory: the smallest whole L with L >= log3(d) at the width that fills N.
 
     Below log3(d) a layer triples the exponent of the separation rank, so a budget of 12·L·d² should not fall below the
@@ -274,7 +274,9 @@ def least_shape(params: float) -> Shape:
         InputError: N is no size.
     """
     check_size(params)
-    return Shape(params, solve_depth(0.0, math.log(3), params), (None, None), None, "theory", LEAST_DEPTH)
+    return Recommendation(
+        params, solve_depth(0.0, math.log(3), params), (None, None), None, "theory", LEAST_DEPTH
+    )
 
 
 def published_law(name: str) -> PublishedLaw:

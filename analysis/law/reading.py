@@ -183,12 +183,12 @@ class Reading:
         """The ranges of sizes by best depth, ascending, where no depth is missing; none without a noise estimate."""
         if self.near is None:
             return ()
-        found: list[Range] = []
+        ranges: list[Range] = []
         for is_whole, places in itertools.groupby(range(len(self.params)), lambda at: not self.missing[at]):
             part = list(places)
             if is_whole and len(part) > 1:
-                found += self._ranges_of(part)
-        return tuple(found)
+                ranges += self._ranges_of(part)
+        return tuple(ranges)
 
     @cached_property
     def _best(self) -> list[int]:
@@ -203,7 +203,9 @@ class Reading:
         ]
         runs = self._without_returns(runs)
         while True:
-            borders = [self._border(one, two, places) for one, two in itertools.pairwise(runs)]
+            borders = [
+                self._border(first_run, next_run, places) for first_run, next_run in itertools.pairwise(runs)
+            ]
             # A border that no size bounds is between depths that the runs do not decide between at any size.
             widest = max(borders, key=lambda border: border[1], default=None)
             if widest is None or (math.isfinite(widest[1]) and len(runs) <= MOST_RANGES):
@@ -251,11 +253,14 @@ class Reading:
         """
         at, x = left[2], self._x
         before, after = self._best[at], self._best[at + 1]
-        one, two = (self.losses[self.depths.index(depth)] for depth in (before, after))
+        left_losses, right_losses = (self.losses[self.depths.index(depth)] for depth in (before, after))
         # A depth that is not measured at the other place ends, or begins, at its own.
-        border = x[at] if one[at + 1] is None else x[at + 1]
-        if one[at + 1] is not None and two[at] is not None:
-            gaps = (two[at] or 0.0) - (one[at] or 0.0), (one[at + 1] or 0.0) - (two[at + 1] or 0.0)
+        border = x[at] if left_losses[at + 1] is None else x[at + 1]
+        if left_losses[at + 1] is not None and right_losses[at] is not None:
+            gaps = (
+                (right_losses[at] or 0.0) - (left_losses[at] or 0.0),
+                (left_losses[at + 1] or 0.0) - (right_losses[at + 1] or 0.0),
+            )
             if sum(gaps) > 0:
                 border = x[at] + (x[at + 1] - x[at]) * gaps[0] / sum(gaps)
         low, high = at + 1, at
@@ -341,8 +346,8 @@ def read_curves(
         tuple(float(size) for size in np.exp(x)),
         tuple(depths),
         tuple(
-            tuple(float(loss) if is_in else None for loss, is_in in zip(line, there, strict=True))
-            for line, there in zip(losses, inside, strict=True)
+            tuple(float(loss) if is_in else None for loss, is_in in zip(line, is_inside, strict=True))
+            for line, is_inside in zip(losses, inside, strict=True)
         ),
         tuple(near) if math.isfinite(quantile) else None,
         tuple(missing),
@@ -356,13 +361,13 @@ def best_shapes(rows: pd.DataFrame, curves: Curves, reading: Reading) -> tuple[A
     Widths are whole numbers, so the depths of a budget have slightly different sizes. They are compared at the N next
     to the budget that lies inside the sizes of all of them.
     """
-    found = []
+    shapes = []
     for budget, depths in budgets(rows):
         ends = [curves.range(depth) for depth in depths]
         low, high = max(low for low, _ in ends), min(high for _, high in ends)
         x = math.log(budget) if low > high else min(max(math.log(budget), low), high)
-        found.append(reading.at(math.exp(x), budget))
-    return tuple(item for item in found if item is not None)
+        shapes.append(reading.at(math.exp(x), budget))
+    return tuple(item for item in shapes if item is not None)
 
 
 def _places(curves: Curves, crossings: Sequence[Crossing]) -> Floats:
@@ -392,8 +397,8 @@ def _by_chance(sizes: list[Floats], inside: Booleans, x: Floats) -> Booleans:
 
     In a table of one size for each depth two may have the same N by chance, and the others next to it are no worse.
     """
-    several = np.array([len(own) > 1 for own in sizes])
-    near = np.array([np.abs(x[:, None] - own).min(axis=1) <= NEAR_END for own in sizes])
+    several = np.array([len(of_depth) > 1 for of_depth in sizes])
+    near = np.array([np.abs(x[:, None] - of_depth).min(axis=1) <= NEAR_END for of_depth in sizes])
     return np.asarray(~(inside & several[:, None]).any(axis=0) & (near & ~inside).any(axis=0))
 
 
@@ -422,18 +427,18 @@ def _excluded(
         and min(len(sizes[item.shallow]), len(sizes[item.deep])) >= LEAST_SIZES
     }
     out = np.zeros(inside.shape, dtype=bool)
-    for one, two in itertools.combinations(range(len(depths)), 2):
-        both = inside[one] & inside[two] & certain[one] & certain[two]
-        both &= ~undecided.get((depths[one], depths[two]), np.zeros(len(x), dtype=bool))
+    for first, second in itertools.combinations(range(len(depths)), 2):
+        both = inside[first] & inside[second] & certain[first] & certain[second]
+        both &= ~undecided.get((depths[first], depths[second]), np.zeros(len(x), dtype=bool))
         if not both.any():
             continue
-        variance = covariance[one, one] + covariance[two, two] - 2 * covariance[one, two]
-        gap, se = curves.values[one] - curves.values[two], np.sqrt(np.maximum(variance, 0))
+        variance = covariance[first, first] + covariance[second, second] - 2 * covariance[first, second]
+        gap, se = curves.values[first] - curves.values[second], np.sqrt(np.maximum(variance, 0))
         z = np.divide(gap, se, out=np.sign(gap) * 1e9, where=se > 0)
         # Straight between the places of the grid, as the test of a crossing is.
         z = np.interp(x, grid, z)
-        out[one] |= both & (z > quantile)
-        out[two] |= both & (z < -quantile)
+        out[first] |= both & (z > quantile)
+        out[second] |= both & (z < -quantile)
     return out
 
 

@@ -1,11 +1,11 @@
-"""The best shape for a number of parameters.
+"""What a law says about a number of parameters, and the best shape that follows.
 
 `math` only, so that an answer from a published law loads no numerical library.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from analysis.intervals import Interval, width_of
@@ -75,24 +75,18 @@ class Transition:
 
 
 @dataclass(frozen=True, repr=False)
-class Shape:
-    """The best shape for N = `params`.
+class Projection:
+    """What a law says about N = `params`.
 
     Attributes:
         depth_exact: the best depth L*, before rounding; None if none is stated, and `reasons` are why.
         depth_interval: of L*; an end is None without a limit. A measured depth has whole depths, and no level.
         level: of the interval.
-        source, law: what the shape rests on, and that in words.
+        source, law: what the depth rests on, and that in words.
         laws: forms that are not rejected, the one of most support first.
         extrapolated: L* lies outside the depths of a published law, or N outside the sizes of the study.
-        measured: what is known at the measured size that the shape rests on.
-        transition: of `depth`, by a published law.
-        width_step: what the widths of the study are multiples of, if a study gave the shape and it is known.
-        learning_rate: whether the study checked its learning rate, as one sentence.
-        unit: of its losses.
+        near_optimal: the depths that lose next to nothing, and what this one loses; None without a law of the loss.
     """
-
-    JSON_PROPERTIES: ClassVar = ("depth", "width", "width_exact", "width_interval", "unbounded", "reason")
 
     params: float
     depth_exact: float | None
@@ -103,16 +97,12 @@ class Shape:
     laws: tuple[str, ...] = ()
     reasons: tuple[Because, ...] = ()
     extrapolated: bool = False
-    measured: "AtSize | None" = None
     near_optimal: NearOptimal | None = None
-    transition: Transition | None = None
-    learning_rate: str | None = None
-    width_step: int | None = None
-    unit: UnitName = "nats per token"
 
     def __repr__(self) -> str:
         shape = "no depth" if self.depth is None else f"{layers(self.depth)} × {self.width} wide"
-        return f"<Shape of {short(self.params)} parameters: {shape}, interval {span(self.depth_interval)}>"
+        name, interval = type(self).__name__, span(self.depth_interval)
+        return f"<{name} for {short(self.params)} parameters: {shape}, interval {interval}>"
 
     @property
     def reason(self) -> str | None:
@@ -133,11 +123,7 @@ class Shape:
     @property
     def width(self) -> int | None:
         """The width nearest to that which fills N at `depth` that a model can have, see `buildable_width`."""
-        if self.depth is None:
-            return None
-        # A least depth holds up to a width of 3^L.
-        most = 3**self.depth if self.source == "theory" else math.inf
-        return buildable_width(width_of(self.params, self.depth), self.width_step, most)
+        return self._width(None)
 
     @property
     def width_exact(self) -> float | None:
@@ -169,6 +155,44 @@ class Shape:
         """Whether L* exceeds the width that fills N, which no shape should have."""
         return self.depth_exact is not None and self.depth_exact > width_of(self.params, self.depth_exact)
 
+    def _width(self, step: int | None) -> int | None:
+        if self.depth is None:
+            return None
+        # A least depth holds up to a width of 3^L.
+        most = 3**self.depth if self.source == "theory" else math.inf
+        return buildable_width(width_of(self.params, self.depth), step, most)
+
+
+@dataclass(frozen=True, repr=False)
+class Recommendation(Projection):
+    """The best shape for N = `params`, from a law or from measured losses, with its evidence.
+
+    Attributes:
+        measured: what is known at the measured size that the shape rests on.
+        transition: of `depth`, by a published law.
+        learning_rate: whether the study checked its learning rate, as one sentence.
+        width_step: what the widths of the study are multiples of, if a study gave the shape and it is known.
+        unit: of its losses.
+    """
+
+    JSON_PROPERTIES: ClassVar = ("depth", "width", "width_exact", "width_interval", "unbounded", "reason")
+
+    measured: "AtSize | None" = None
+    transition: Transition | None = None
+    learning_rate: str | None = None
+    width_step: int | None = None
+    unit: UnitName = "nats per token"
+
+    @classmethod
+    def of(cls, projection: Projection) -> "Recommendation":
+        """The recommendation of what a law says, without other evidence."""
+        return cls(**{item.name: getattr(projection, item.name) for item in fields(projection)})
+
+    @property
+    def width(self) -> int | None:
+        """The width nearest to that which fills N at `depth` that a model of the study can have."""
+        return self._width(self.width_step)
+
 
 @dataclass(frozen=True)
 class DepthAtCompute:
@@ -194,13 +218,13 @@ class ComputeShape:
         flops: training FLOPs.
         depth: whole layers; None if none is stated, and `reasons` are why.
         params, tokens: N of least loss at this depth, and training tokens; None without a depth.
-        depth_interval: of a measured depth as in `Shape`; by a published law that at fixed N = `params`.
+        depth_interval: of a measured depth as in `Recommendation`; by a published law that at fixed N = `params`.
         source, law: what the shape rests on, and that in words.
         extrapolated: N or the depth lies outside those of a published law, or the compute outside that of a study.
         loss: nats per token, of a measured shape.
         near: measured depths that are not excluded, the best included; None if the noise is not known.
         others: the other depths measured at this compute, that of least loss first.
-        width_step, unit: as in `Shape`.
+        width_step, unit: as in `Recommendation`.
     """
 
     JSON_PROPERTIES: ClassVar = ("width", "reason")
@@ -255,7 +279,7 @@ class ComputeShape:
         return f"{text} ({self.reason})." if self.reason else f"{text}."
 
 
-AnyShape = TypeVar("AnyShape", Shape, ComputeShape)
+AnyShape = TypeVar("AnyShape", Recommendation, ComputeShape)
 
 
 def in_unit(shape: AnyShape, unit: LossUnit) -> AnyShape:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from analysis.intervals import Interval, Region, range_over
 from analysis.law.reasons import Because
-from analysis.law.shape import Shape, Transition, check_size, outside
+from analysis.law.shape import Recommendation, Transition, check_size, outside
 from analysis.law.words import texts_of
 from core.errors import InputError
 
@@ -197,7 +197,7 @@ class ThresholdLaw:
         interval = self._range(lambda a, b: 12 * depth * _exp(2 * (a + b * depth)), self.level)
         return Transition(depth, params, width, interval)
 
-    def shape(self, params: float, level: float = 0.95) -> Shape:
+    def shape(self, params: float, level: float = 0.95) -> Recommendation:
         """The best shape for N.
 
         Raises:
@@ -207,7 +207,7 @@ class ThresholdLaw:
         exact = self.best_depth(params)
         if exact is None:
             raise InputError(f"The law of {self.source} gives no finite depth for N = {params:g}.")
-        best = Shape(params, exact, self.interval(params, level), level, "published", self.source)
+        best = Recommendation(params, exact, self.interval(params, level), level, "published", self.source)
         transition = self.transition(best.depth or 1)
         return replace(best, transition=transition, extrapolated=self.extrapolates(exact))
 

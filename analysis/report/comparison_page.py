@@ -24,7 +24,8 @@ from analysis.fit.compared_studies import (
 )
 from analysis.fit.document import Fit
 from analysis.fit.measures import TARGETS, MeasureData, label
-from analysis.fit.sentences import needed_sentence
+from analysis.fit.next_words import rate_sentence
+from analysis.fit.words import needed_sentence
 from analysis.report.figures import palette
 from analysis.report.figures.by_value import crossings_figure, measure_figure
 from analysis.report.html import Page, PageSection, provenance, write_page
@@ -143,7 +144,9 @@ class StudyComparison:
             fit.learning_rate for fit in self._fits if fit.learning_rate and not fit.learning_rate.checked
         ]
         if unchecked:
-            words.append(f"In {len(unchecked)} of {len(self.studies)} studies: {unchecked[-1].sentence}")
+            words.append(
+                f"In {len(unchecked)} of {len(self.studies)} studies: {rate_sentence(unchecked[-1])}"
+            )
         epochs = [fit.epochs for fit in self._fits if fit.epochs is not None]
         if epochs and (repeated := max(epochs, key=lambda item: item.high).warning):
             words.append(repeated)

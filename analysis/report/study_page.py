@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.fit.document import Fit
-from analysis.fit.sentences import (
-    findings,
-    law_sentence,
-    next_steps,
-)
+from analysis.fit.words import findings, law_sentence, next_steps
 from analysis.report.figures import best_depth, diagnostics, excess, gaps, loss, palette, transition
 from analysis.report.figures.by_value import measure_figure
 from analysis.report.figures.figure import Context, Figure
@@ -48,7 +44,7 @@ def write_report(
     facts: Mapping[str, str] | None = None,
     spec_text: str = "",
     cells: tuple[int, int] | None = None,
-    **known: Any,
+    **attributes: Any,
 ) -> Path:
     """Write `report.html`, `fit.json`, `runs.csv` and `figures/*.svg, *.png, *.csv` into a folder.
 
@@ -62,7 +58,7 @@ def write_report(
         facts: provenance to print, such as the git revision; plain text.
         spec_text: the study's specification, printed as it is.
         cells: finished and planned ones of a study that is not finished.
-        known: other attributes of `Context`: entropy, curves, measures and search.
+        attributes: other attributes of `Context`: entropy, curves, measures and search.
 
     Raises:
         InputError: the run table has no usable row.
@@ -70,7 +66,7 @@ def write_report(
         OSError: the folder cannot be written.
     """
     folder = Path(out)
-    context = Context(runs, fit, **known)
+    context = Context(runs, fit, **attributes)
     links = {"fit.json: every number above": "fit.json", "runs.csv: every row": "runs.csv"}
     first = first_figure(context)
     page = Page(
@@ -93,9 +89,9 @@ def write_report(
     return write_page(folder, page, NAMES, colours)
 
 
-def study_figures(runs: RunTable, fit: Fit, **known: Any) -> list[Figure]:
+def study_figures(runs: RunTable, fit: Fit, **attributes: Any) -> list[Figure]:
     """Return every figure of the page, in its order; the arguments and the ValueError are those of `write_report`."""
-    context = Context(runs, fit, **known)
+    context = Context(runs, fit, **attributes)
     first = first_figure(context)
     sections = study_sections(context, first)
     return [first, *(figure for section in sections for figure in section.figures)]

@@ -9,7 +9,7 @@ from analysis.fit.compared_studies import ByValue, ShiftedStudy, SlopeDifference
 from analysis.fit.crossing_shift import CrossingShift
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
-from analysis.fit.sentences import GAP_LAWS, LAWS, law_formula, negligible_words, reason_counts
+from analysis.fit.words import GAP_LAWS, LAWS, law_formula, negligible_words, reason_counts
 from analysis.intervals import Interval
 from analysis.law.near_optimal import WITHIN
 from analysis.law.reading import AtSize

@@ -1,10 +1,10 @@
-"""The sentences that only the pages say; those about one fit are in `analysis.fit.sentences`."""
+"""The sentences that only the pages say; those about one fit are in `analysis.fit.words`."""
 
 from analysis.design.objective import estimate_from
 from analysis.fit.compared_studies import ByValue
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
-from analysis.fit.sentences import count_phrase, grouped, lowest_loss_sentence, noise_sentence
+from analysis.fit.words import count_phrase, epochs_sentence, grouped, lowest_loss_sentence, noise_sentence
 from analysis.report.figures.figure import Context, study_of_fit
 from analysis.report.tables import finite_ends
 from core.numbers import counted, digits, human, human_range, layers, percent, scientific
@@ -36,7 +36,7 @@ def about_sentences(fit: Fit) -> str:
     """The rows, shapes, seeds, noise and tokens, and how N is counted."""
     shapes, seeds = len(study_of_fit(fit).curves.x), counted(fit.noise.seeds, "seed")
     rows = f"{fit.used} of {fit.used + len(fit.left_out)} runs of {counted(shapes, 'shape')}, {seeds}."
-    epochs = fit.epochs.sentence if fit.epochs else ""
+    epochs = epochs_sentence(fit.epochs) if fit.epochs else ""
     parts = [rows, noise_sentence(fit), lowest_loss_sentence(fit), fit.tokens.sentence, epochs]
     parts.append(f"{count_phrase(fit.count)}.")
     return " ".join(filter(None, parts))

@@ -22,18 +22,18 @@ class NoBytesError(InputError):
 
 def bytes_of_rows(rows: pd.DataFrame) -> pd.Series:
     """Bytes per token of each row, as given or as loss / ln 2 over bits per byte; NaN where neither is known."""
-    found = pd.Series(np.nan, rows.index)
+    per_token = pd.Series(np.nan, rows.index)
     if BITS_PER_BYTE in rows:
-        found = rows["loss"] / math.log(2) / numeric(rows[BITS_PER_BYTE])
+        per_token = rows["loss"] / math.log(2) / numeric(rows[BITS_PER_BYTE])
     if BYTES_PER_TOKEN in rows:
-        found = numeric(rows[BYTES_PER_TOKEN]).astype(float).fillna(found)
-    return found.where((found > 0) & np.isfinite(found))
+        per_token = numeric(rows[BYTES_PER_TOKEN]).astype(float).fillna(per_token)
+    return per_token.where((per_token > 0) & np.isfinite(per_token))
 
 
 def common_bytes(rows: pd.DataFrame) -> float | None:
     """Bytes per token of all rows; None if a row has none, or they differ by more than `ROUNDING`."""
-    found = bytes_of_rows(rows)
-    return None if found.isna().any() or len(_others(found)) else float(found.median())
+    per_token = bytes_of_rows(rows)
+    return None if per_token.isna().any() or len(_others(per_token)) else float(per_token.median())
 
 
 def needed_bytes(rows: pd.DataFrame, source: str) -> float:
@@ -42,18 +42,20 @@ def needed_bytes(rows: pd.DataFrame, source: str) -> float:
     Raises:
         NoBytesError: a row has none, they differ, or a row's two columns contradict each other.
     """
-    found = bytes_of_rows(rows)
+    per_token = bytes_of_rows(rows)
     if BITS_PER_BYTE in rows and BYTES_PER_TOKEN in rows:
         other = bytes_of_rows(rows.drop(columns=BYTES_PER_TOKEN))
-        for row in found.index[abs(other / found - 1) > CONTRADICTION][:1]:
+        for row in per_token.index[abs(other / per_token - 1) > CONTRADICTION][:1]:
             raise NoBytesError(
                 f"The columns {BITS_PER_BYTE} and {BYTES_PER_TOKEN} of {source} contradict each other: in row {row} "
                 f"the loss in bits per byte is of {digits(other[row], 4)} bytes per token, and {BYTES_PER_TOKEN} is "
-                f"{digits(found[row], 4)}. Correct one of them, or leave out {option('unit', 'bpb')}."
+                f"{digits(per_token[row], 4)}. Correct one of them, or leave out {option('unit', 'bpb')}."
             )
-    if missing := [str(row) for row in found.index[found.isna()]]:
+    if missing := [str(row) for row in per_token.index[per_token.isna()]]:
         which = (
-            f"none are known of the rows {first_few(missing)}" if len(missing) < len(found) else "it has none"
+            f"none are known of the rows {first_few(missing)}"
+            if len(missing) < len(per_token)
+            else "it has none"
         )
         if given := [name for name in (BITS_PER_BYTE, BYTES_PER_TOKEN) if name in rows]:
             which += f", where {' and '.join(given)} must be above 0"
@@ -62,8 +64,8 @@ def needed_bytes(rows: pd.DataFrame, source: str) -> float:
             f"in bits per byte with {option('column', 'bits_per_byte=HEADING')}, or that of the bytes of text per "
             f"token with {option('column', 'bytes_per_token=HEADING')}; or leave out {option('unit', 'bpb')}."
         )
-    middle = float(found.median())
-    if len(others := _others(found)):
+    middle = float(per_token.median())
+    if len(others := _others(per_token)):
         named = [f"{digits(value, 4)} in row {row}" for row, value in others.items()]
         raise NoBytesError(
             f"The rows of {source} have no common number of bytes per token, which {option('unit', 'bpb')} needs: "
@@ -74,6 +76,6 @@ def needed_bytes(rows: pd.DataFrame, source: str) -> float:
     return middle
 
 
-def _others(found: pd.Series) -> pd.Series:
+def _others(per_token: pd.Series) -> pd.Series:
     """The numbers that differ from the middle one."""
-    return found[abs(found / found.median() - 1) > ROUNDING]
+    return per_token[abs(per_token / per_token.median() - 1) > ROUNDING]

@@ -56,8 +56,8 @@ def planned_compute(rows: pd.DataFrame) -> pd.Series | None:
     """
     if COMPUTE not in rows or FLOPS not in rows:
         return None
-    planned, own = numeric(rows[COMPUTE]), numeric(rows[FLOPS])
-    if not ((planned > 0) & ((own / planned - 1).abs() <= NEAR_PLANNED)).all() or planned.nunique() < 2:
+    planned, computed = numeric(rows[COMPUTE]), numeric(rows[FLOPS])
+    if not ((planned > 0) & ((computed / planned - 1).abs() <= NEAR_PLANNED)).all() or planned.nunique() < 2:
         return None
     return planned
 
@@ -85,10 +85,10 @@ def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.D
                 f"{did_you_mean(ours, _NAMES) or '.'}"
             )
         if theirs not in frame.columns:
-            there = ours in frame.columns
+            is_ours = ours in frame.columns
             hint = (
                 f" Its own column {ours} needs no {option('column')}."
-                if there
+                if is_ours
                 else _nearest(theirs, frame, ours)
             )
             raise InputError(
@@ -112,20 +112,20 @@ def require(frame: pd.DataFrame, source: str, needed: Iterable[str]) -> None:
         missing.remove("params")
     if not missing:
         return
-    own = f" Leave out {option('count', 'table')} to count N as 12·L·d²." if "params" in missing else ""
+    instead = f" Leave out {option('count', 'table')} to count N as 12·L·d²." if "params" in missing else ""
     other = f" Its other headings are {_listing(unknown)}." if (unknown := _unknown(frame)) else ""
     text = (
         f"{source} has no column {' and no column '.join(map(repr, missing))}.{other} Depth, width and loss are "
-        f"required; name other headings with {option('column')}, as in {option('column', 'loss=final_loss')}.{own}"
+        f"required; name other headings with {option('column')}, as in {option('column', 'loss=final_loss')}.{instead}"
     )
     near = {name: _candidates(name, frame) for name in missing}
     if all(near.values()):
         raise InputError(text + try_with([("column", f"{name}={near[name][0]}") for name in missing]))
     # A command with a placeholder cannot be run.
     hints = [
-        f" Perhaps {option('column', f'{name}={shortened(found[0])}')}."
-        for name, found in near.items()
-        if found
+        f" Perhaps {option('column', f'{name}={shortened(candidates[0])}')}."
+        for name, candidates in near.items()
+        if candidates
     ]
     raise InputError(text + "".join(hints))
 

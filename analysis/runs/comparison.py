@@ -8,6 +8,7 @@ import pandas as pd
 
 from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, TOKEN_GROUP
 from analysis.runs.learning_rates import RateChoice, choose_rates
+from analysis.runs.left_out import RowReason, WhyNot
 from analysis.runs.settings import Chosen, choose, last_steps, refuse_other_data, refuse_other_models
 from analysis.runs.table import RunTable, whole
 from analysis.runs.tokens import TokenRule, choose_tokens
@@ -23,7 +24,7 @@ _RUN = ["depth", "width", "seed", "lr"]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedRuns:
     """The losses that are compared.
 
     Attributes:
@@ -39,7 +40,7 @@ class Comparison:
     """
 
     rows: pd.DataFrame
-    left_out: dict[int, str]
+    left_out: dict[int, WhyNot]
     tokens: TokenRule
     diverged: pd.DataFrame
     warnings: tuple[str, ...]
@@ -47,7 +48,7 @@ class Comparison:
     bracketed: frozenset[tuple[int, float]] = frozenset()
 
 
-def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
+def compare(runs: RunTable, *, tokens: float | None = None) -> ComparedRuns:
     """Choose the losses of a run table that can be compared.
 
     The choice depends neither on the order of the rows, on copies of them, on the names of the seeds, nor on the unit
@@ -88,7 +89,7 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
     diverged = _outcomes(level.rows, lost, _RUN)
     merged = frozenset(averaged) | choice.merged
     warnings = (*before, *_warnings(rows, runs, choice, lost))
-    return Comparison(
+    return ComparedRuns(
         rows, dict(sorted(others.items())), level.rule, diverged, warnings, merged, choice.bracketed
     )
 
@@ -112,7 +113,7 @@ def _replicates(rows: pd.DataFrame, unseeded: frozenset[int]) -> tuple[pd.DataFr
     ]
 
 
-def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str]]:
+def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, WhyNot], list[str]]:
     """One row per (depth, params, seed, lr, group), the reason of each row averaged into another, and a warning."""
     key = ["depth", "params", "seed", "lr", TOKEN_GROUP]
     again = rows.duplicated(key)
@@ -120,8 +121,7 @@ def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str
         return rows, {}, []
     group = rows.assign(row=rows.index).groupby(key, dropna=False)
     reasons = {
-        row: f"averaged with row {first}: the same depth, N, seed and learning rate; "
-        "if these are replicates, give each its seed"
+        row: WhyNot(RowReason.AVERAGED, (int(first),))
         for row, first in zip(rows.index[again], group["row"].transform("first")[again], strict=True)
     }
     details = [name for name in _DETAILS if name in rows.columns]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from core.numbers import counted, digits
+from core.numbers import digits
 
 if TYPE_CHECKING:
     # A plan uses the warning only, without loading a numerical library.
@@ -17,14 +17,6 @@ class Epochs:
     low: float
     high: float
     unknown: int = 0
-
-    @property
-    def sentence(self) -> str:
-        """The epochs of the rows."""
-        low, high = digits(self.low, 3), digits(self.high, 3)
-        span = f"{low} epochs" if low == high else f"{low} to {high} epochs"
-        rows = f" (unknown for {counted(self.unknown, 'row')})" if self.unknown else ""
-        return f"Training read {span} of its data{rows}."
 
     @property
     def warning(self) -> str:

@@ -163,8 +163,8 @@ def _read_separated(
         lines[above] = re.sub(r"^\s*#\s*", "", lines[above])
     body = "".join(lines[above:])
     header = pd.read_csv(io.StringIO(body), sep=separator, nrows=0).columns
-    found = best_loss(map(str, header))
-    losses = {columns.get("loss", "loss"), *(item.heading for item in found)}
+    headings_of_loss = best_loss(map(str, header))
+    losses = {columns.get("loss", "loss"), *(item.heading for item in headings_of_loss)}
     # No word is empty in the column of the loss, which becomes text if it has anything but numbers.
     empty = {name: [] if name in losses else list(EMPTY) for name in header}
     with warnings.catch_warnings():

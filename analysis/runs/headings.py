@@ -163,8 +163,8 @@ def last_part(heading: str) -> str:
 
 def scale_of(heading: str) -> float:
     """What the numbers below a heading count in: `tokens (M)` are millions, other headings ones."""
-    found = _SCALE.search(heading)
-    return parse_number(f"1{found[1]}") if found else 1.0
+    match = _SCALE.search(heading)
+    return parse_number(f"1{match[1]}") if match else 1.0
 
 
 def _plain(heading: str) -> str:
@@ -185,8 +185,8 @@ _ALL_NAMES = {name for names in NAMES.values() for name in names}
 
 def column_of(heading: str) -> str | None:
     """The column of a run table that a heading names, other than the loss; None if it names none."""
-    found = _place(heading)
-    return found and found[0]
+    place = _place(heading)
+    return place and place[0]
 
 
 def _place(heading: str) -> tuple[str, int] | None:
@@ -239,25 +239,25 @@ def _is_loss(words: set[str]) -> bool:
 
 def best_loss(headings: Iterable[str]) -> tuple[LossHeading, ...]:
     """The heading of the loss: evaluation loss wins over training loss; several if nothing decides between them."""
-    found = sorted(
+    losses = sorted(
         (item for heading in headings if (item := loss_heading(heading))),
         key=lambda item: (item.rank, item.heading),
     )
-    if not found:
+    if not losses:
         return ()
-    best = found[0]
+    best = losses[0]
     # Of names without a data set the better one wins; two data sets, or `val` beside `eval`, are a choice of the user.
     level = 5 if not best.rank[2] else 3
-    return tuple(item for item in found if item.rank[:level] == best.rank[:level])
+    return tuple(item for item in losses if item.rank[:level] == best.rank[:level])
 
 
-def read_headings(headings: Iterable[object], given: Mapping[str, str], own: Iterable[str]) -> Headings:
+def read_headings(headings: Iterable[object], given: Mapping[str, str], ours: Iterable[str]) -> Headings:
     """Find the columns of a run table in a foreign one.
 
     Args:
         headings: of the table.
         given: column -> heading, as named by the user; these are kept.
-        own: the columns of run tables.
+        ours: the columns of run tables.
 
     Raises:
         InputError: several headings can be the loss.
@@ -268,12 +268,12 @@ def read_headings(headings: Iterable[object], given: Mapping[str, str], own: Ite
     also: dict[str, list[str]] = {}
     places: dict[str, list[tuple[int, int, str]]] = {}
     for heading in free:
-        if heading in own and heading != "loss":
+        if heading in ours and heading != "loss":
             continue
-        if (found := _place(heading)) and found[0] not in given and found[0] not in names:
-            places.setdefault(found[0], []).append((found[1], len(heading), heading))
+        if (place := _place(heading)) and place[0] not in given and place[0] not in names:
+            places.setdefault(place[0], []).append((place[1], len(heading), heading))
         elif (
-            (lower := _plain(heading)) in own
+            (lower := _plain(heading)) in ours
             and lower not in given
             and lower not in names
             and lower != "loss"

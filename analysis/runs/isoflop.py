@@ -85,15 +85,15 @@ def compute_minima(used: pd.DataFrame) -> ComputeTable | None:
     Returns:
         None if the table is no isoFLOP table: fewer than two budgets with three sizes each of two depths.
     """
-    known = used[np.isfinite(used["tokens"]) & (used["tokens"] > 0)]
-    if known.empty:
+    with_tokens = used[np.isfinite(used["tokens"]) & (used["tokens"] > 0)]
+    if with_tokens.empty:
         return None
-    compute = _compute_of(known)
+    compute = _compute_of(with_tokens)
     log = np.log(compute)
     place = np.unique(log)
     starts = place[np.r_[True, np.diff(place) > math.log1p(SAME_COMPUTE)]]
     budget = np.searchsorted(starts, log, side="right") - 1
-    frame = known.assign(compute=compute, **{TOKEN_GROUP: budget})
+    frame = with_tokens.assign(compute=compute, **{TOKEN_GROUP: budget})
     if (
         frame.groupby(TOKEN_GROUP)["compute"].agg(lambda part: part.max() / part.min()).max()
         > 1 + SAME_COMPUTE
@@ -142,9 +142,9 @@ def _compute_of(rows: pd.DataFrame) -> npt.NDArray[np.float64]:
     plain = (6 * rows["params"] * rows["tokens"]).to_numpy(dtype=float)
     if FLOPS not in rows:
         return plain
-    own = numeric(rows[FLOPS]).to_numpy(dtype=float)
+    given = numeric(rows[FLOPS]).to_numpy(dtype=float)
     # A column of this name may also have FLOPs per token or per second.
-    return own if np.all((own > LEAST_FLOPS * plain) & (own < MOST_FLOPS * plain)) else plain
+    return given if np.all((given > LEAST_FLOPS * plain) & (given < MOST_FLOPS * plain)) else plain
 
 
 def _per_token(rows: pd.DataFrame) -> tuple[float, float]:

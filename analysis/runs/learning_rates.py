@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.runs.columns import TOKEN_GROUP
+from analysis.runs.left_out import RowReason, WhyNot
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -37,7 +38,7 @@ class RateChoice:
     """
 
     rows: pd.DataFrame
-    left_out: dict[int, str]
+    left_out: dict[int, WhyNot]
     lowest: int = 0
     at_end: int = 0
     bracketed: frozenset[tuple[int, float]] = frozenset()
@@ -70,7 +71,7 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
     frame = rows[[*shape, "seed", "loss"]].assign(x=x, rate=np.round(x, 9))
     shapes = frame.groupby(shape)
     several = frame[shapes["rate"].transform("nunique", dropna=False) > 1]
-    left_out: dict[int, str] = {}
+    left_out: dict[int, WhyNot] = {}
     minima: dict[int, tuple[float, float]] = {}
     bracketed = set()
     merged: set[int] = set()
@@ -78,27 +79,25 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
     for _, part in several.groupby(shape):
         rates, losses = part["rate"].to_numpy(), part["loss"].to_numpy()
         seed = np.unique(part["seed"], return_inverse=True)[1]
-        found = _minimum(part["x"].to_numpy(), rates, losses, seed)
-        if found is None:
+        minimum = _minimum(part["x"].to_numpy(), rates, losses, seed)
+        if minimum is None:
             best, is_end = _lowest(rates, losses)
             lowest, at_end = lowest + 1, at_end + is_end
-            name = f"{np.exp(best):.4g}" if np.isfinite(best) else "the one not given"
-            reason = f"another learning rate of this shape, {name}, was chosen (lowest mean loss)"
+            rate = float(np.exp(best)) if np.isfinite(best) else None
+            why = WhyNot(RowReason.OTHER_RATE, (rate,))
             other = (rates != best) & ~(np.isnan(rates) & np.isnan(best))
-            left_out |= dict.fromkeys(part.index[other], reason)
+            left_out |= dict.fromkeys(part.index[other], why)
             continue
         bracketed.add((int(part["depth"].iloc[0]), float(part["params"].iloc[0])))
-        best = float(np.exp(found.rate))
-        kept = part.index[found.nearest]
-        minima |= {row: (loss, best) for row, loss in zip(kept, found.losses, strict=True)}
-        laid = "one of several learning rates of this shape and seed; compared is the minimum of a parabola in ln lr at"
-        far = "a learning rate too far from the best for the parabola in ln lr, whose minimum is at"
+        best = float(np.exp(minimum.rate))
+        kept = part.index[minimum.nearest]
+        minima |= {row: (loss, best) for row, loss in zip(kept, minimum.losses, strict=True)}
         reasons = {
-            row: f"{laid if used else far} {best:.4g}"
-            for row, used in zip(part.index, found.used, strict=True)
+            row: WhyNot(RowReason.IN_PARABOLA if used else RowReason.FAR_RATE, (best,))
+            for row, used in zip(part.index, minimum.used, strict=True)
         }
-        left_out |= {row: reason for row, reason in reasons.items() if row not in minima}
-        merged |= set(part.index[found.used]) - set(minima)
+        left_out |= {row: why for row, why in reasons.items() if row not in minima}
+        merged |= set(part.index[minimum.used]) - set(minima)
     chosen = rows.drop(index=list(left_out))
     if minima:
         chosen.loc[list(minima), ["loss", "lr"]] = list(minima.values())
@@ -148,5 +147,5 @@ def _lowest(rates: Floats, losses: Floats) -> tuple[float, bool]:
     """The rate with the lowest mean loss among those with the most seeds; whether it is an end of three or more."""
     distinct, _, count, means = _means(rates, losses)
     best = float(distinct[np.lexsort((distinct, means, -count))[0]])
-    known = distinct[np.isfinite(distinct)]
-    return best, len(known) >= LEAST_RATES and best in (known[0], known[-1])
+    finite = distinct[np.isfinite(distinct)]
+    return best, len(finite) >= LEAST_RATES and best in (finite[0], finite[-1])

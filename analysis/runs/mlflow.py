@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.runs.columns import BITS_PER_BYTE, COLUMNS, EPOCHS, OPTIONAL_NUMBERS, TEXT
+from analysis.runs.left_out import RowReason, WhyNot, entry
 from core.errors import InputError, near_misses
 
 #: Prefix of metrics measured in addition to the loss; the rest of the name is the column.
@@ -38,7 +39,7 @@ def read_experiment(experiment: str, tracking_uri: str | None) -> tuple[pd.DataF
                 rows.append(row)
                 ended[row["run"]] = run.info.end_time or run.info.start_time or 0
             elif reason is not None:
-                left_out.append({"row": run.info.run_id, "reason": reason})
+                left_out.append(entry(run.info.run_id, "", reason))
     except MlflowException as error:
         raise InputError(f"MLflow cannot return the runs of {experiment!r}: {error}") from error
     if not rows:
@@ -70,15 +71,15 @@ def _runs(experiment: str, tracking_uri: str | None) -> Iterator[Any]:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=tracking_uri)
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
+    stored = client.get_experiment_by_name(experiment)
+    if stored is None:
         names = [item.name for item in client.search_experiments(max_results=1000)]
         near = near_misses(experiment, names)
         hint = f"; did you mean mlflow:{near[0]}?" if near else "."
         raise InputError(
             f"MLflow has no experiment {experiment!r}; it has {', '.join(names) or 'none'}{hint}"
         )
-    return all_runs(client, found.experiment_id)
+    return all_runs(client, stored.experiment_id)
 
 
 def all_runs(client: Any, experiment_id: str, condition: str = "") -> Iterator[Any]:
@@ -105,22 +106,22 @@ def _newest_protocol(rows: list[Record], ended: Mapping[str, int]) -> tuple[list
         if row["protocol"] == newest:
             kept.append(row)
         else:
-            here, there = (name or "none recorded" for name in (row["protocol"], newest))
-            reason = f"another protocol ({here}) than the newest rows ({there})"
-            others.append({"row": row["run"], "cell": row["cell"], "reason": reason})
+            protocol, newest_protocol = (name or "none recorded" for name in (row["protocol"], newest))
+            why = WhyNot(RowReason.OTHER_PROTOCOL, (protocol, newest_protocol))
+            others.append(entry(row["run"], row["cell"], why))
     return kept, others
 
 
-def _row(run: Any) -> tuple[Record | None, str | None]:
+def _row(run: Any) -> tuple[Record | None, WhyNot | None]:
     """Return the row of a run, or the reason for leaving it out; (None, None) for the run of a study."""
     tags, params, metrics = run.data.tags, run.data.params, run.data.metrics
     kind, status = tags.get("interplay.kind"), tags.get("interplay.status")
     if kind is None:
-        return None, f"MLflow run {run.info.run_id} has no tag interplay.kind"
+        return None, WhyNot(RowReason.NO_KIND, (run.info.run_id,))
     if kind != "trial":
         return None, None
     if status is None:
-        return None, f"MLflow run {run.info.run_id} has no tag interplay.status; it is {run.info.status}"
+        return None, WhyNot(RowReason.NO_STATUS, (run.info.run_id, run.info.status))
     row: Record = {name: _number(params.get(name)) for name in COLUMNS if name not in TEXT}
     row |= {name: _number(params[name]) for name in OPTIONAL_NUMBERS if name in params}
     row |= {name: metrics.get(name) for name in ("train_seconds", EPOCHS)}

@@ -23,6 +23,7 @@ from analysis.runs.columns import (
     numeric,
 )
 from analysis.runs.headings import last_part, loss_heading, names_in, words_of
+from analysis.runs.left_out import RowReason, WhyNot
 from core.command_line import option, try_with
 from core.errors import InputError, did_you_mean, shortened
 from core.numbers import counted, first_few, listed
@@ -87,7 +88,7 @@ class Chosen:
     """Rows of one setting per shape, the reason of every other row by its number, and warnings."""
 
     rows: pd.DataFrame
-    left_out: Mapping[int, str]
+    left_out: Mapping[int, WhyNot]
     warnings: tuple[str, ...] = ()
 
 
@@ -142,7 +143,7 @@ def last_steps(rows: pd.DataFrame) -> Chosen:
 
     Tokens that are the same at every step of a run are those of its end.
     """
-    known = rows["tokens"].notna().any()
+    has_tokens = rows["tokens"].notna().any()
     settings = [name for name in unread_columns(rows) if _is_setting(name, _values(rows[name]), len(rows))]
     run = [*(rows[column] for column in (*RUN, "tokens")), *(_values(rows[name]) for name in settings)]
     names = [name for wanted in PROGRESS for name in unread_columns(rows) if last_part(name) == wanted]
@@ -153,17 +154,16 @@ def last_steps(rows: pd.DataFrame) -> Chosen:
         steps = step.groupby(run, dropna=False)
         last = steps.transform("max")
         keep = step == last
-        if keep.all() or (known and steps.nunique().median() < _HISTORY):
-            if not known and (differs := _other_ends(last, rows)):
+        if keep.all() or (has_tokens and steps.nunique().median() < _HISTORY):
+            if not has_tokens and (differs := _other_ends(last, rows)):
                 return Chosen(
                     rows, {}, (f"The table has no training tokens, and {shortened(name)} {differs}",)
                 )
             continue
-        left_out = {
-            row: f"an earlier {last_part(name)} of a run, whose last one is compared"
-            for row in rows.index[~keep]
-        }
-        why = "Each run has one number of training tokens" if known else "The table has no training tokens"
+        left_out = dict.fromkeys(rows.index[~keep], WhyNot(RowReason.EARLIER, (last_part(name),)))
+        why = (
+            "Each run has one number of training tokens" if has_tokens else "The table has no training tokens"
+        )
         text = f"{why}; each run counts with its last {shortened(name)}"
         differs = _other_ends(last[keep], rows[keep])
         return Chosen(rows[keep], left_out, (f"{text}, which {differs}" if differs else f"{text}.",))
@@ -230,7 +230,7 @@ def choose(rows: pd.DataFrame) -> Chosen:
     return Chosen(rows.drop(index=list(left_out)), left_out, tuple(warnings))
 
 
-def _worse(rows: pd.DataFrame, tuned: list[str]) -> Iterator[tuple[int, str]]:
+def _worse(rows: pd.DataFrame, tuned: list[str]) -> Iterator[tuple[int, WhyNot]]:
     """The rows of each shape at other values than its best one, with their reasons."""
     for _, part in rows.groupby(["depth", "params"]):
         # At the best learning rate of each value; among the values that the most seeds have.
@@ -238,7 +238,7 @@ def _worse(rows: pd.DataFrame, tuned: list[str]) -> Iterator[tuple[int, str]]:
         seeds = part.groupby("value")["seed"].nunique()
         best = means[seeds == seeds.max()].idxmin()
         for row in part.index[part["value"] != best]:
-            yield row, f"another {listed(tuned)} of this shape, {best}, was chosen (lowest mean loss)"
+            yield row, WhyNot(RowReason.OTHER_SETTING, (listed(tuned), str(best)))
 
 
 def _by_depth(values: pd.Series, depths: pd.Series) -> bool:

@@ -30,6 +30,7 @@ from analysis.runs.columns import (
 )
 from analysis.runs.files import EMPTY, read_file
 from analysis.runs.headings import Headings, Unit, names_in, read_headings, scale_of, unit_of, words_of
+from analysis.runs.left_out import RowReason, WhyNot, entry
 from analysis.runs.settings import rows_where, unread_columns
 from core.command_line import option, try_with
 from core.errors import InputError, shortened
@@ -84,7 +85,7 @@ class RunTable:
             table's own count of parameters, if it differs from `params`; `seed_label` its own seeds, if they are no
             whole numbers.
         used: the rows with status done, positive whole sizes, a finite positive loss, and no copy of another row.
-        left_out: one entry for every other row: `row`, `cell` if known, and the `reason`.
+        left_out: one entry for every other row, see `analysis.runs.left_out.entry`.
         source: of the rows, for messages and captions.
         notes: how headings and values were read, and which rows are not finished.
         headings: column -> heading in the source, for those that differ.
@@ -156,7 +157,7 @@ class RunTable:
         _refuse_other_units(typed, source, unit, chosen.get("loss", "loss"))
         used, reasons = _used(typed, unread)
         notes = (*notes, *headings.notes, *_notes(typed, unread, unit, chosen.get("loss", "loss")))
-        more = [*(left_out or []), *why_not(typed, reasons.to_dict())]
+        more = [*(left_out or []), *why_not(typed, reasons)]
         return cls(typed, used, more, source, count, notes, chosen, _unseeded(named, typed, used))
 
     @classmethod
@@ -182,7 +183,7 @@ class RunTable:
         typed["reason"] = typed["reason"].mask(lost & (typed["reason"] == ""), NOT_FINITE)
         typed = typed[list(dict.fromkeys([*COLUMNS, *optional, *typed.columns]))]
         used, reasons = _used(typed, {})
-        return cls(typed, used, why_not(typed, reasons.to_dict()), source)
+        return cls(typed, used, why_not(typed, reasons), source)
 
     def write_csv(self, path: str | Path) -> Path:
         """Write all rows, used or not, as CSV: `COLUMNS` first, then what else the table has."""
@@ -223,22 +224,20 @@ def read_runs(
     return RunTable.from_frame(frame, columns, source=str(path), count=count, where=where, notes=notes)
 
 
-def _used(typed: pd.DataFrame, unread: Mapping[str, pd.Series]) -> tuple[pd.DataFrame, pd.Series]:
+def _used(typed: pd.DataFrame, unread: Mapping[str, pd.Series]) -> tuple[pd.DataFrame, dict[int, WhyNot]]:
     """The rows that are used, and the reasons of the others by row."""
     reasons = _reasons(typed, unread)
-    good = typed.drop(index=reasons.index)
-    reasons = pd.concat([reasons, _copies(good)]).sort_index()
-    used = good.drop(index=reasons.index, errors="ignore")
-    return used.astype(dict.fromkeys(("depth", "width", "seed"), "int64")), reasons
+    good = typed.drop(index=list(reasons))
+    copies = _copies(good)
+    used = good.drop(index=list(copies))
+    return used.astype(dict.fromkeys(("depth", "width", "seed"), "int64")), dict(
+        sorted((reasons | copies).items())
+    )
 
 
-def why_not(frame: pd.DataFrame, reasons: Mapping[Any, str]) -> list[dict[str, Any]]:
+def why_not(frame: pd.DataFrame, reasons: Mapping[int, WhyNot]) -> list[dict[str, Any]]:
     """The entries of `RunTable.left_out` for reasons by row."""
-    cells = frame["cell"]
-    return [
-        {"row": row, **({"cell": cells[row]} if cells[row] else {}), "reason": reason}
-        for row, reason in reasons.items()
-    ]
+    return [entry(row, frame["cell"][row], why) for row, why in reasons.items()]
 
 
 def whole(sizes: pd.Series) -> pd.Series:
@@ -273,14 +272,14 @@ def _headings(frame: pd.DataFrame, given: Mapping[str, str]) -> Headings:
     """The headings of a table; a table with all columns of run tables is ours, and keeps its names."""
     if set(COLUMNS) <= set(frame.columns):
         return Headings({})
-    found = read_headings(frame.columns, given, _READ)
-    status = found.columns.get("status")
+    headings = read_headings(frame.columns, given, _READ)
+    status = headings.columns.get("status")
     if status is None:
-        return found
+        return headings
     # `state` may be anything; the states of trackers are few words.
     states = set(_status(frame[status])) - {""}
     if states <= DONE | DIVERGED | UNFINISHED:
-        return found
+        return headings
     return read_headings(frame.columns.drop(status), given, _READ)
 
 
@@ -309,14 +308,14 @@ def _typed(
         if name != "seed" and len(texts):
             unread[name] = texts.set_axis(numbered[texts.index])
     made["tokens"] = np.where(made["tokens"] > 0, made["tokens"], np.nan)
-    own = _numbers(frame[TABLE_PARAMS]) if TABLE_PARAMS in frame.columns else made["params"]
+    given = _numbers(frame[TABLE_PARAMS]) if TABLE_PARAMS in frame.columns else made["params"]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         counted = 12 * made["depth"] * made["width"] ** 2
         if unit == "perplexity":
             made["loss"] = np.log(made["loss"])
         elif unit == "bits":
             made["loss"] = made["loss"] * math.log(2)
-    made["params"] = own if count == "table" else counted
+    made["params"] = given if count == "table" else counted
     made["seed"], labels = _seeds(frame["seed"]) if "seed" in frame.columns else (np.zeros(len(frame)), None)
     status = _status(pd.Series(made["status"], dtype=object))
     done = (status.isin(DONE) | (status == "")).to_numpy()
@@ -328,8 +327,8 @@ def _typed(
             made[name] = _texts(frame[name])
         elif name not in made and name != TABLE_PARAMS:
             made[str(name)] = frame[name].to_numpy()
-    if count == "nonembedding" and np.any(np.isfinite(own) & (own != counted)):
-        made[TABLE_PARAMS] = own
+    if count == "nonembedding" and np.any(np.isfinite(given) & (given != counted)):
+        made[TABLE_PARAMS] = given
     if labels is not None:
         made["seed_label"] = labels
     return pd.DataFrame(made, index=numbered), unread
@@ -447,36 +446,37 @@ def _diverged(loss: pd.Series, values: npt.NDArray[np.float64]) -> npt.NDArray[n
     return np.isinf(values) | words.isin(["nan", "-nan"]).to_numpy()
 
 
-def _reasons(typed: pd.DataFrame, unread: Mapping[str, pd.Series]) -> pd.Series:
-    """The reason why a row cannot be used, by its number, for the rows that cannot."""
-    why = typed["reason"].where(typed["reason"] == "", ": " + typed["reason"])
-    reasons = (typed["status"] + why).mask(typed["status"] == "done", "")
+def _reasons(typed: pd.DataFrame, unread: Mapping[str, pd.Series]) -> dict[Any, WhyNot]:
+    """The first reason why a row cannot be used, by its number, for the rows that cannot."""
+    reasons: dict[Any, WhyNot] = {}
 
-    def mark(wrong: pd.Series, name: str, text: str) -> None:
-        """Set the reason of wrong rows without one; `{}` in the text is the row's value."""
-        for row in typed.index[wrong & (reasons == "")]:
-            reasons[row] = text.format(typed.at[row, name])
+    def mark(wrong: pd.Series, reason: RowReason, name: str, *, named: bool = True) -> None:
+        """Give the wrong rows without a reason this one, with the name of the column, if `named`, and its value."""
+        for row, value in typed.loc[wrong, name].astype(float).to_dict().items():
+            reasons.setdefault(row, WhyNot(reason, (name, value) if named else (value,)))
 
+    for row, status, why in typed.loc[typed["status"] != "done", ["status", "reason"]].itertuples():
+        reasons[row] = WhyNot(RowReason.STATUS, (status, why))
     for name in ("depth", "width", "params", "loss"):
-        texts = unread[name] if name in unread else pd.Series(dtype=object)
-        quoted = texts.map(lambda text: f"{shortened(str(text))!r}, not a number")
-        reasons = reasons.mask((reasons == "") & reasons.index.isin(texts.index), f"{name} is " + quoted)
-        mark(typed[name].isna(), name, f"{name} is missing")
+        for row, text in unread[name].to_dict().items() if name in unread else ():
+            reasons.setdefault(row, WhyNot(RowReason.UNREAD, (name, shortened(str(text)))))
+        for row in typed.index[typed[name].isna()]:
+            reasons.setdefault(row, WhyNot(RowReason.MISSING, (name,)))
     for name in ("depth", "width"):
-        mark(~whole(typed[name]), name, name + " is {:g}, not a positive whole number")
+        mark(~whole(typed[name]), RowReason.NOT_WHOLE, name)
     params, loss = typed["params"], typed["loss"]
-    mark(~np.isfinite(params) | (params <= 0), "params", "params is {:g}, not a positive number")
-    mark(loss <= 0, "loss", "loss is {:g}; a loss in nats per token is positive")
-    mark((loss > 0) & (loss < LEAST_LOSS), "loss", "loss is {:g}; no loss in nats per token is that small")
-    mark(
-        loss > MOST_LOSS, "loss", "loss is {:g}, above ln(vocabulary) of any vocabulary, 13.8 nats per token"
-    )
-    return reasons[reasons != ""]
+    mark(~np.isfinite(params) | (params <= 0), RowReason.NOT_POSITIVE, "params")
+    mark(loss <= 0, RowReason.NEGATIVE_LOSS, "loss", named=False)
+    mark((loss > 0) & (loss < LEAST_LOSS), RowReason.TINY_LOSS, "loss", named=False)
+    mark(loss > MOST_LOSS, RowReason.LARGE_LOSS, "loss", named=False)
+    return reasons
 
 
-def _copies(rows: pd.DataFrame) -> pd.Series:
+def _copies(rows: pd.DataFrame) -> dict[Any, WhyNot]:
     """The reason of rows that are copies of another, by their number."""
     names = ("cell", "depth", "width", "heads", "params", TABLE_PARAMS, "seed", "lr", "tokens", "loss")
     run = [name for name in (*names, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT) if name in rows.columns]
     first = rows.assign(row=rows.index).groupby(run, dropna=False)["row"].transform("min")
-    return "duplicate of row " + first[first != rows.index].astype(str)
+    return {
+        row: WhyNot(RowReason.COPY, (int(of),)) for row, of in first[first != rows.index].to_dict().items()
+    }

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.runs.columns import TABLE_PARAMS, TOKEN_GROUP, planned_compute
+from analysis.runs.left_out import RowReason, WhyNot
 from core.command_line import option
 from core.errors import InputError
 from core.numbers import first_few, human, scientific
@@ -103,7 +104,7 @@ class TokenChoice:
 
     rule: TokenRule
     rows: pd.DataFrame
-    left_out: dict[int, str]
+    left_out: dict[int, WhyNot]
     warnings: tuple[str, ...] = ()
 
 
@@ -130,8 +131,10 @@ def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
         rule = TokenRule("compute", None, levels, words, "training tokens differ at equal N")
         return TokenChoice(rule, used.assign(**{TOKEN_GROUP: at}), {})
     value = used["tokens"].where(np.isfinite(used["tokens"]) & (used["tokens"] > 0))
-    own = [TABLE_PARAMS] if TABLE_PARAMS in used else []
-    table = used[["depth", "width", "params", "seed", "lr", *own]].assign(tokens=value, level=_levels(value))
+    optional = [TABLE_PARAMS] if TABLE_PARAMS in used else []
+    table = used[["depth", "width", "params", "seed", "lr", *optional]].assign(
+        tokens=value, level=_levels(value)
+    )
     choice = _choose(table, tokens)
     group = choice.rows.get(TOKEN_GROUP, 0)
     return replace(choice, rows=used.loc[choice.rows.index].assign(**{TOKEN_GROUP: group}))
@@ -147,66 +150,66 @@ def _levels(values: pd.Series, same: float = SAME_LEVEL) -> npt.NDArray[np.int64
 
 
 def _choose(table: pd.DataFrame, tokens: float | None) -> TokenChoice:
-    known = table[table["level"] >= 0]
-    levels = known.groupby("level")["tokens"].max().to_numpy()
+    with_tokens = table[table["level"] >= 0]
+    levels = with_tokens.groupby("level")["tokens"].max().to_numpy()
     if tokens is not None:
         nearest = _nearest_level(tokens, levels)
-        if len(levels) > 1 or len(known) < len(table):
+        if len(levels) > 1 or len(with_tokens) < len(table):
             return _at_level(table, levels, nearest, f"the level nearest to the {human(tokens, 3)} asked for")
-    if known.empty:
+    if with_tokens.empty:
         words = "No row has its training tokens; losses are compared as if at equal tokens."
         return TokenChoice(TokenRule("unknown", None, (), words), table, {})
     warnings = []
-    if len(known) < len(table):
-        missing = f"{len(table) - len(known)} of {len(table)} rows have no training tokens"
+    if len(with_tokens) < len(table):
+        missing = f"{len(table) - len(with_tokens)} of {len(table)} rows have no training tokens"
         warnings.append(f"{missing}; they are taken as comparable.")
     if len(levels) == 1:
         words = f"All losses are at {human(levels[0], 3)} training tokens."
         rule = TokenRule("equal", float(levels[0]), tuple(levels.tolist()), words)
         return TokenChoice(rule, table, {}, tuple(warnings))
-    if known.groupby([known[name] for name in _RUN], dropna=False)["level"].nunique().max() > 1:
+    if with_tokens.groupby([with_tokens[name] for name in _RUN], dropna=False)["level"].nunique().max() > 1:
         return _checkpoints(table, levels)
-    if found := _at_ratio(known, table, levels, 1.0):
-        return replace(found, warnings=tuple(warnings))
-    shapes = known.drop_duplicates([*_SHAPE, "level"])
+    if choice := _at_ratio(with_tokens, table, levels, 1.0):
+        return replace(choice, warnings=tuple(warnings))
+    shapes = with_tokens.drop_duplicates([*_SHAPE, "level"])
     held = np.bincount(shapes["level"])
-    if held.max() >= MOST_SHAPES * len(known.drop_duplicates(_SHAPE)):
+    if held.max() >= MOST_SHAPES * len(with_tokens.drop_duplicates(_SHAPE)):
         # A few shapes that ended early, or were trained longer, must not decide how all the others are compared.
         return _at_level(table, levels, int(np.argmax(held)), "the number that most shapes have")
     span = f"{levels[0]:.4g} to {levels[-1]:.4g}"
-    refusal = _no_extrapolation(known)
-    groups = _groups(known, table, levels)
-    if found := _equal_compute(known, table, levels, several=groups is None):
-        return replace(found, warnings=(*warnings, *found.warnings))
-    if _follows_params(known):
+    refusal = _no_extrapolation(with_tokens)
+    groups = _groups(with_tokens, table, levels)
+    if choice := _equal_compute(with_tokens, table, levels, several=groups is None):
+        return replace(choice, warnings=(*warnings, *choice.warnings))
+    if _follows_params(with_tokens):
         words = f"Training tokens rise with N ({span}) and are equal at equal N, where depths are compared."
         return TokenChoice(_unequal("with_params", levels, words, refusal), table, {}, tuple(warnings))
-    if found := _at_ratio(known, table, levels, MOST_SHAPES) or groups:
-        return replace(found, warnings=(*warnings, *found.warnings))
+    if choice := _at_ratio(with_tokens, table, levels, MOST_SHAPES) or groups:
+        return replace(choice, warnings=(*warnings, *choice.warnings))
     words = (
         f"No number of training tokens is common to the shapes ({span}), and tokens differ at similar N; losses are "
-        f"comparable only at equal tokens, so there is no crossing.{_other_count(known)}"
+        f"comparable only at equal tokens, so there is no crossing.{_other_count(with_tokens)}"
     )
     rule = _unequal("unequal", levels, words, refusal or "tokens differ at similar N")
     return TokenChoice(rule, table, {}, (*warnings, rule.sentence))
 
 
-def _groups(known: pd.DataFrame, table: pd.DataFrame, levels: Floats) -> TokenChoice | None:
+def _groups(with_tokens: pd.DataFrame, table: pd.DataFrame, levels: Floats) -> TokenChoice | None:
     """The rows in groups of equal N and equal tokens with two depths or more, if most shapes are in one.
 
     Where N·tokens is a budget of compute, sizes that differ by rounding differ in tokens too; their N·tokens is equal.
     """
-    size = _levels(known["params"], SAME_GROUP_N)
-    best = known.iloc[:0]
-    for measure in (known["tokens"], known["params"] * known["tokens"]):
-        frame = known.assign(size=size, along=-1)
+    size = _levels(with_tokens["params"], SAME_GROUP_N)
+    best = with_tokens.iloc[:0]
+    for measure in (with_tokens["tokens"], with_tokens["params"] * with_tokens["tokens"]):
+        frame = with_tokens.assign(size=size, along=-1)
         for _, part in frame.groupby("size"):
             frame.loc[part.index, "along"] = _levels(measure[part.index], SAME_GROUP_TOKENS)
         both = frame.groupby(["size", "along"])
         frame = frame.assign(**{TOKEN_GROUP: both.ngroup()})[both["depth"].transform("nunique") > 1]
         best = frame if len(frame) > len(best) else best
     numbers, best_group = np.unique(best.get(TOKEN_GROUP, ()), return_inverse=True)
-    held = len(best.drop_duplicates(_SHAPE)) / len(known.drop_duplicates(_SHAPE))
+    held = len(best.drop_duplicates(_SHAPE)) / len(with_tokens.drop_duplicates(_SHAPE))
     if len(numbers) < 2 or held < GROUPED_SHAPES:
         return None
     words = (
@@ -215,31 +218,31 @@ def _groups(known: pd.DataFrame, table: pd.DataFrame, levels: Floats) -> TokenCh
     )
     rule = _unequal("groups", levels, words, "training tokens differ between the groups that are compared")
     odd = table.index.difference(best.index)
-    reason = "no other depth has a loss at this N and these training tokens"
-    warning = [f"{len(odd)} of {len(table)} rows are left out: {reason}."] if len(odd) else []
+    why = WhyNot(RowReason.NO_OTHER_DEPTH)
+    warning = [f"{len(odd)} of {len(table)} rows are left out: {why.text}."] if len(odd) else []
     rows = table.drop(index=odd).assign(**{TOKEN_GROUP: pd.Series(best_group, index=best.index)})
-    return TokenChoice(rule, rows, dict.fromkeys(odd, reason), tuple(warning))
+    return TokenChoice(rule, rows, dict.fromkeys(odd, why), tuple(warning))
 
 
 def _equal_compute(
-    known: pd.DataFrame, table: pd.DataFrame, levels: Floats, *, several: bool
+    with_tokens: pd.DataFrame, table: pd.DataFrame, levels: Floats, *, several: bool
 ) -> TokenChoice | None:
     """The largest N·tokens that most shapes have, if tokens shrink with N: shapes of one N then have equal tokens.
 
     `several` says whether it may be the largest of several.
     """
-    compute = np.log(known["params"] * known["tokens"])
+    compute = np.log(with_tokens["params"] * with_tokens["tokens"])
     place = np.unique(compute)
     budget = pd.Series(
         np.searchsorted(place[np.r_[True, np.diff(place) > math.log1p(SAME_AT_N)]], compute, side="right")
         - 1,
-        index=known.index,
+        index=with_tokens.index,
     )
-    pairs = known.assign(budget=budget).drop_duplicates([*_SHAPE, "budget"])
+    pairs = with_tokens.assign(budget=budget).drop_duplicates([*_SHAPE, "budget"])
     held = np.bincount(pairs["budget"])
     largest = int(np.flatnonzero(held == held.max())[-1])
-    shapes = len(known.drop_duplicates(_SHAPE))
-    rows = known[budget == largest]
+    shapes = len(with_tokens.drop_duplicates(_SHAPE))
+    rows = with_tokens[budget == largest]
     sizes = np.log(rows["params"])
     same = math.log1p(SAME_AT_N)
     if (
@@ -255,9 +258,9 @@ def _equal_compute(
         f"Losses are compared at equal compute, {scientific(flops)} FLOPs (6·N·tokens){which}: training tokens "
         f"shrink with N, from {rows['tokens'].max():.4g} to {rows['tokens'].min():.4g}, and are equal at equal N."
     )
-    reason = f"another compute than the {scientific(flops)} FLOPs compared"
+    why = WhyNot(RowReason.OTHER_COMPUTE, (flops,))
     rule = _unequal("equal_compute", levels, words, "training tokens shrink as N grows")
-    return TokenChoice(rule, rows, dict.fromkeys(table.index.difference(rows.index), reason))
+    return TokenChoice(rule, rows, dict.fromkeys(table.index.difference(rows.index), why))
 
 
 def _other_count(rows: pd.DataFrame) -> str:
@@ -278,20 +281,22 @@ def _other_count(rows: pd.DataFrame) -> str:
     return f" Tokens are {ratio:.3g}·({count}): give the table that count as its column params{use}"
 
 
-def _at_ratio(known: pd.DataFrame, table: pd.DataFrame, levels: Floats, share: float) -> TokenChoice | None:
+def _at_ratio(
+    with_tokens: pd.DataFrame, table: pd.DataFrame, levels: Floats, share: float
+) -> TokenChoice | None:
     """The rows of one number of tokens per parameter, if at least this share of the shapes has it; else None."""
-    each = np.log(known["tokens"]) - np.log(known["params"])
-    rows = known[(each - each.median()).abs() <= math.log1p(SAME_RATIO)]
-    shapes, held = (part.drop_duplicates(_SHAPE) for part in (known, rows))
+    each = np.log(with_tokens["tokens"]) - np.log(with_tokens["params"])
+    rows = with_tokens[(each - each.median()).abs() <= math.log1p(SAME_RATIO)]
+    shapes, held = (part.drop_duplicates(_SHAPE) for part in (with_tokens, rows))
     if len(held) < share * len(shapes) or np.ptp(np.log(rows["params"])) <= math.log1p(SAME_AT_N):
         return None
     ratio = math.exp(each.median())
     words = f"All losses are at {ratio:.3g} training tokens per parameter."
     rule = TokenRule("ratio", ratio, tuple(levels.tolist()), words)
-    odd = known.index.difference(rows.index)
-    reason = f"another number of training tokens per parameter than the {ratio:.3g} compared"
-    warning = [f"{len(odd)} of {len(known)} rows are left out: {reason}."] if len(odd) else []
-    return TokenChoice(rule, table.drop(index=odd), dict.fromkeys(odd, reason), tuple(warning))
+    odd = with_tokens.index.difference(rows.index)
+    why = WhyNot(RowReason.OTHER_RATIO, (ratio,))
+    warning = [f"{len(odd)} of {len(with_tokens)} rows are left out: {why.text}."] if len(odd) else []
+    return TokenChoice(rule, table.drop(index=odd), dict.fromkeys(odd, why), tuple(warning))
 
 
 def _unequal(rule: Rule, levels: Floats, words: str, refusal: str | None) -> TokenRule:
@@ -330,18 +335,17 @@ def _checkpoints(table: pd.DataFrame, levels: Floats) -> TokenChoice:
     common_end = pairs.groupby(_SHAPE)["level"].max().value_counts().max()
     groups = None
     if held[best] < MOST_SHAPES * shapes:
-        known = table[table["level"] >= 0]
-        groups = _groups(known, table, levels)
-        if equal := _equal_compute(known, table, levels, several=groups is None):
+        with_tokens = table[table["level"] >= 0]
+        groups = _groups(with_tokens, table, levels)
+        if equal := _equal_compute(with_tokens, table, levels, several=groups is None):
             return equal
     if held[best] < shapes and common_end * 2 < shapes:
         # If the length of runs follows N, with checkpoints on the way, no level is common, but the ends are comparable.
         last = (table["level"] >= 0) & (table["level"] == table.groupby(_SHAPE)["level"].transform("max"))
         ends = table[last]
-        reason = "no checkpoint at the end of training, which is compared"
-        left_out = dict.fromkeys(table.index[~last], reason)
-        if found := _at_ratio(ends, ends, levels, 1.0):
-            return replace(found, left_out=left_out)
+        left_out = dict.fromkeys(table.index[~last], WhyNot(RowReason.NOT_AT_END))
+        if choice := _at_ratio(ends, ends, levels, 1.0):
+            return replace(choice, left_out=left_out)
         if _follows_params(ends):
             words = (
                 "Losses are compared at the last checkpoint of each shape: training tokens grow with N, from "
@@ -363,15 +367,18 @@ def _at_level(table: pd.DataFrame, levels: Floats, chosen: int, why: str) -> Tok
         [table[name] for name in ("depth", "params", "seed", "lr")], dropna=False
     ).transform("max")
     keep = tokens == latest
-    reasons = np.select(
-        [table["tokens"].isna(), latest.isna()],
-        [
-            f"no training tokens; compared at {compared:.4g}",
-            f"no loss at the {compared:.4g} training tokens compared",
-        ],
-        f"at other training tokens than the {compared:.4g} compared",
-    )
-    left_out = dict(zip(table.index[~keep], reasons[~keep].tolist(), strict=True))
+    without_tokens, without_loss = table["tokens"].isna(), latest.isna()
+    left_out = {
+        row: WhyNot(
+            RowReason.NO_TOKENS
+            if without_tokens[row]
+            else RowReason.NO_LOSS_AT_TOKENS
+            if without_loss[row]
+            else RowReason.OTHER_TOKENS,
+            (compared,),
+        )
+        for row in table.index[~keep]
+    }
     count = keep.groupby([table["depth"], table["params"]]).transform("sum")
     without = table[count == 0].drop_duplicates(["depth", "params"])
     warnings = []

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.design.objective import SearchInfo
-from analysis.fit.answer import NextDepth
-from analysis.fit.compute import NextSizes
 from analysis.fit.document import Fit, fit, fit_of
+from analysis.fit.next_runs import NextDepth, NextSizes
 from analysis.fit.rate_check import RateCheck
 from analysis.fit.study import Study, study_of
 from analysis.runs.table import RunTable

@@ -10,12 +10,12 @@ from rich.console import RenderableType
 from analysis.audit.recommend import Comparison, compare, recommend_at_compute, recommend_one, shapes_of_sizes
 from analysis.fit.recommendation import NamedFit
 from analysis.law.near_optimal import Within
-from analysis.law.shape import ComputeShape, Shape
+from analysis.law.shape import ComputeShape
 from core.command_line import command, option
 from core.errors import InputError
 from core.files import to_json
 from interplay.fit_files import fit_file
-from interplay.recommendation import Recommendation, shapes_view
+from interplay.recommended import Recommended, shapes_view
 from interplay.result import Result
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def recommend(
     fit: "Answer | str | Path | None" = None,
     within: Within = None,
     results: str | Path = "results",
-) -> Recommendation:
+) -> Recommended:
     """Return the best shape of N non-embedding parameters, by a law or a fit, or by all published evidence.
 
         interplay.recommend("7B")
@@ -58,9 +58,9 @@ def recommend(
             that they were fitted on.
     """
     if params is not None and flops is None and law is None and fit is None:
-        return Recommendation(compare([params], within)[0], "all published evidence")
+        return Recommended(compare([params], within)[0], "all published evidence")
     source, shape = recommend_one(named(fit, results), law, params, flops, within)
-    return Recommendation(shape, source)
+    return Recommended(shape, source)
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,7 +73,7 @@ class Recommendations(Result):
     """
 
     source: str
-    shapes: Sequence[Comparison] | Sequence[Shape] | Sequence[ComputeShape]
+    shapes: Sequence[Comparison] | Sequence[Recommendation] | Sequence[ComputeShape]
 
     def to_json(self) -> Any:
         """Return the list of the shapes."""

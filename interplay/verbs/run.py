@@ -51,7 +51,7 @@ class Ended:
 
     def say(self, console: Console) -> None:
         """Print the answer, where the report is, why cells failed, and the next command."""
-        from analysis.fit.sentences import answers
+        from analysis.fit.words import answers
 
         summary = self.summary
         if not summary.finished:

@@ -64,10 +64,12 @@ class StudyStatus:
     @cached_property
     def answer(self) -> "tuple[list[str], RateCheck | None]":
         """The answer of the last finished run, and whether the learning rate was checked; empty without a fit."""
+        from analysis.fit.words import in_short
+
         fit = self.paths.fit
         if fit is None:
             return [], None
-        return fit.in_short, fit.learning_rate
+        return in_short(fit), fit.learning_rate
 
 
 def study_status(spec: StudySpec, results: Path) -> StudyStatus:
@@ -129,6 +131,8 @@ def _status_of_all(results: Path) -> tuple[list[dict[str, Any]], RenderableType]
 
 def status_json(state: StudyStatus) -> dict[str, Any]:
     """The state of a study as a JSON document; `flops` are those of the cells that have a row."""
+    from analysis.fit.next_words import rate_document
+
     answer, learning_rate = state.answer
     cells: list[dict[str, Any]] = []
     trained = []
@@ -152,7 +156,7 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
             "counts": state.counts,
             "flops": math.fsum(trained),
             "answer": answer,
-            "learning_rate": learning_rate,
+            "learning_rate": rate_document(learning_rate) if learning_rate else None,
             "cells": cells,
         }
     )
@@ -172,10 +176,12 @@ def status_table(state: StudyStatus) -> RenderableType:
     for depth, states in sorted(by_depth.items()):
         table.add_row(str(depth), *_numbers(states))
     table.add_row("all", *_numbers(state.states.values()), style="bold")
+    from analysis.fit.next_words import rate_sentence
+
     answer, learning_rate = state.answer
     lines += [Text(sentence) for sentence in answer]
     if learning_rate:
-        lines.append(Text(learning_rate.sentence))
+        lines.append(Text(rate_sentence(learning_rate)))
     if state.rows and (not answer or state.counts["running"] or state.counts["missing"]):
         last = "This is the answer of the last finished run. " if answer else ""
         fit = command(

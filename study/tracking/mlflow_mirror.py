@@ -136,9 +136,12 @@ class MlflowStudy:
         self._study_run = self._study_run or self._begin_study()
         runs = self._cell_runs()
         files = self._log_files()
+        # Loaded late: a run without a fit needs no numerical library.
+        from analysis.fit.words import in_short
+
         fit, metrics, note = self.paths.fit, [], [progress] if progress else []
         if fit:
-            note = [*fit.in_short, *note]
+            note = [*in_short(fit), *note]
             numbers = {f"crossing.L{c.shallow}-L{c.deep}": c.params for c in fit.crossings}
             numbers["slope"] = fit.law.b
             # A fixed time: a store of MLflow drops a metric with the key, step, time and value of another one.

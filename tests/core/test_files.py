@@ -1,10 +1,11 @@
 import json
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 import numpy as np
 import pytest
+from pydantic import Field
 
 from core.errors import InputError
 from core.files import from_json, to_json, write_json, write_text
@@ -22,6 +23,16 @@ def test_strict_json_has_no_nan_and_plain_types():
 @dataclass(frozen=True)
 class Inner:
     interval: tuple[float | None, float]
+
+
+@dataclass(frozen=True)
+class Renamed:
+    is_set: Annotated[bool, Field(alias="set")] = field(default=False, metadata={"json": "set"})
+
+
+def test_a_field_may_have_another_key():
+    assert to_json(Renamed(True)) == {"set": True}
+    assert from_json(Renamed, {"set": True}, "thing") == Renamed(True)
 
 
 @dataclass(frozen=True)

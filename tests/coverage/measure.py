@@ -12,7 +12,7 @@ from analysis.intervals import Interval
 from analysis.law.crossings import Crossing
 from analysis.law.decision import Decision
 from analysis.law.near_optimal import WITHIN
-from analysis.law.shape import Shape
+from analysis.law.shape import Projection
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
@@ -83,7 +83,7 @@ def _true_slope(world: World, attributed: dict[int, float]) -> float:
     return statistics.linear_regression(list(attributed.values()), log_widths).slope
 
 
-def _decision(world: World, found: Shape, decision: Decision | None) -> Record | None:
+def _decision(world: World, found: Projection, decision: Decision | None) -> Record | None:
     """The depth for ten times the largest size; None if the laws are not asked or all rejected."""
     low, high = found.depth_interval
     if decision is None or low is None or high is None:

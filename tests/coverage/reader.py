@@ -23,7 +23,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from analysis.fit.answer import use_sentence
+from analysis.fit.answer_words import use_sentence
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import recommended
 from analysis.law.near_optimal import WITHIN

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from analysis.fit.document import fit
-from analysis.fit.sentences import GAP_LAWS
+from analysis.fit.words import GAP_LAWS
 from analysis.runs.table import RunTable
 from core.numbers import digits, short
 from interplay.terminal import fit_table, working

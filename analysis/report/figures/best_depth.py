@@ -117,6 +117,8 @@ def law_line(fit: Fit) -> pd.DataFrame:
     # The largest size is a point, so that the solid line ends there and the dashed one begins.
     inside = np.geomspace(low, high, max(2, 1 + math.ceil(PER_DECADE * math.log10(high / low))))
     beyond = np.geomspace(high, REACH * high, 1 + PER_DECADE)[1:]
-    found = [fit.predict(float(size), math.inf) for size in [*inside, *beyond]]
-    rows = [(item.params, item.depth_exact, *item.depth_interval) for item in found if item.depth is not None]
+    shapes = [fit.predict(float(size), math.inf) for size in [*inside, *beyond]]
+    rows = [
+        (item.params, item.depth_exact, *item.depth_interval) for item in shapes if item.depth is not None
+    ]
     return pd.DataFrame(rows, columns=["params", "depth", "low", "high"], dtype=float)

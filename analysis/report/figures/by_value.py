@@ -111,9 +111,9 @@ def crossings_figure(data: ByValue, key: str, level: float) -> Figure:
 
     def draw() -> Canvas:
         canvas, axes = new_canvas(4.2)
-        known = data.rows[["params", "low", "high", "measured_low", "measured_high"]].to_numpy(dtype=float)
+        ends = data.rows[["params", "low", "high", "measured_low", "measured_high"]].to_numpy(dtype=float)
         # Room for the arrows of bounds.
-        bottom, top = float(np.nanmin(known)) / MARGIN, float(np.nanmax(known)) * MARGIN
+        bottom, top = float(np.nanmin(ends)) / MARGIN, float(np.nanmax(ends)) * MARGIN
         axes.set(yscale="log", ylim=(bottom, top))
         set_values(axes, data.axis)
         for (shallow, deep), rows, colour, mark in _lines(data):

@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
-from analysis.fit.answer import MOST_DEPTHS, largest
+from analysis.fit.answer_words import MOST_DEPTHS, largest
 from analysis.fit.document import Fit
 from analysis.intervals import width_of
 from analysis.law.crossings import Crossing
@@ -119,12 +119,12 @@ def excess_data(fit: Fit) -> pd.DataFrame | None:
         margin = 100 * study.crossings.quantile * _se_of_gaps(curves, depths, x[at], row, rivals) / lowest[at]
         excess = 100 * (losses[row, at] - lowest[at]) / lowest[at]
         best = first[at] == row
-        own = curves.at(depth)
-        distance = np.abs(x[at][:, None] - curves.x[own])
+        of_depth = curves.at(depth)
+        distance = np.abs(x[at][:, None] - curves.x[of_depth])
         measured = distance.min(axis=1) < 1e-8
         params = np.exp(x[at])
         width = np.array([width_of(float(size), depth) for size in params])
-        width[measured] = shapes[own][distance.argmin(axis=1)[measured]]
+        width[measured] = shapes[of_depth][distance.argmin(axis=1)[measured]]
         parts.append(
             pd.DataFrame(
                 {
@@ -316,8 +316,8 @@ def _lanes(items: list[Crossing], table: pd.DataFrame, width: float) -> list[int
 
 def _bar(item: Crossing, low: float, high: float) -> tuple[float, float]:
     """The ends of the interval of a crossing in ln N, open ends at the ends `low` and `high` of the frame."""
-    one, two = item.params_interval or (item.params, item.params)
-    return max(math.log(one), low) if one else low, min(math.log(two), high) if two else high
+    start, stop = item.params_interval or (item.params, item.params)
+    return max(math.log(start), low) if start else low, min(math.log(stop), high) if stop else high
 
 
 def _is_labelled_left(right: float, low: float, high: float) -> bool:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure as Canvas
 from analysis.design.objective import SearchInfo
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData
-from analysis.fit.sentences import graded_accuracy
+from analysis.fit.scores import graded_accuracy
 from analysis.fit.study import Study
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import FRAME, STYLE, VALUES
@@ -124,8 +124,8 @@ class Context:
     @property
     def size_label(self) -> str:
         """Label of an axis of N."""
-        own = self.fit.count == "table"
-        return "parameters N, the table's count" if own else "non-embedding parameters N = 12·L·d²"
+        is_of_table = self.fit.count == "table"
+        return "parameters N, the table's count" if is_of_table else "non-embedding parameters N = 12·L·d²"
 
 
 def _with_titles(svg: str) -> str:

@@ -29,7 +29,7 @@ def figure(context: Context) -> Figure | None:
         return None
     region = (
         f"Grey: {percent(fit.level)} confidence region; shaded: interval of the crossing, up to the measured sizes."
-        if fit.noise.known
+        if fit.noise.is_measured
         else "There are no confidence regions, because there is no noise estimate."
     )
     caption = (

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from analysis.fit.document import Fit
-from analysis.fit.sentences import accuracy_data
+from analysis.fit.scores import accuracy_data
 from analysis.law.crossings import Crossing
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (

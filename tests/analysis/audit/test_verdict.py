@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from analysis.audit.evidence import Evidence, law_evidence, published_evidence
 from analysis.audit.model_config import model_config
 from analysis.audit.verdict import Audit, audit, shape_of
-from analysis.law.shape import Shape
+from analysis.law.shape import Recommendation
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw
 from core.errors import InputError
 
@@ -127,7 +127,7 @@ def test_an_open_end_blames_nobody_on_that_side():
     ],
 )
 def test_without_a_best_depth_an_open_interval_settles_only_what_lies_outside_it(ends, verdict):
-    best = Shape(12 * 12 * 64**2, None, ends, 0.95, "band", "fit.json")
+    best = Recommendation(12 * 12 * 64**2, None, ends, 0.95, "band", "fit.json")
     assert by(shape_of(12, 64), lambda params: best).verdict == verdict
 
 
@@ -233,6 +233,6 @@ def test_a_shape_that_cannot_be_is_refused(depth, width):
 )
 def test_an_interval_without_ends_contains_no_depth(depth, interval, verdict):
     def best(params):
-        return Shape(params, depth, interval, None, "measured")
+        return Recommendation(params, depth, interval, None, "measured")
 
     assert by(shape_of(32, 2048), best).verdict == verdict

@@ -77,7 +77,7 @@ def test_few_shapes_get_one_size_for_all():
 @pytest.mark.parametrize("losses", [np.full((4, 1), 2.0), np.full((4, 3), 2.0)])
 def test_one_seed_and_equal_seeds_say_nothing(losses):
     found = from_seeds(losses, depths(losses))
-    assert (found.source, found.known) == ("none", False)
+    assert (found.source, found.is_measured) == ("none", False)
     assert np.isnan(found.sd_at(np.array([2.0]))).all()
     assert found.summary().sd is None
 

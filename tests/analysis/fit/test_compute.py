@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from analysis.audit.recommend import recommend_at_compute, recommend_one
-from analysis.fit.answer import COMPUTES, compute_sentences, use_sentence
+from analysis.fit.answer_words import COMPUTES, compute_sentences, use_sentence
 from analysis.fit.compute import compute_answer
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import NamedFit
-from analysis.fit.sentences import findings
 from analysis.fit.study import study_of
+from analysis.fit.words import findings
 from analysis.law.reading import Reading
 from analysis.law.reasons import Reason
 from analysis.law.shape import buildable_width

@@ -7,6 +7,7 @@ import pytest
 from analysis.fit.document import Fit, fit
 from analysis.law.decision import FORMS
 from analysis.law.threshold_law import solve_depth
+from analysis.runs.left_out import RowReason, WhyNot, entry
 from analysis.runs.table import RunTable
 from core.errors import InputError
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -111,7 +112,10 @@ def test_diverged_rows_are_reported_and_not_used(pilot_frame):
     frame.loc[3, ["status", "reason"]] = ["diverged", "loss above 20"]
     found = fit(RunTable.from_frame(frame))
     assert found.used == 44
-    assert found.left_out == ({"row": 4, "cell": frame.loc[3, "cell"], "reason": "diverged: loss above 20"},)
+    assert found.left_out == (
+        entry(4, frame.loc[3, "cell"], WhyNot(RowReason.STATUS, ("diverged", "loss above 20"))),
+    )
+    assert found.left_out[0]["reason"] == "diverged: loss above 20"
     assert any("between 2 and 3 seeds" in sentence for sentence in found.warnings)
 
 

@@ -9,8 +9,9 @@ from scipy.optimize import brentq
 
 from analysis.curves.curves import build_curves
 from analysis.fit.document import Fit, fit
+from analysis.fit.next_words import rate_sentence
 from analysis.fit.rate_check import check_rates, split_sensitivity_runs, widened
-from analysis.fit.sentences import answers
+from analysis.fit.words import answers
 from analysis.law.crossings import find_crossings
 from analysis.law.reasons import Because, Reason
 from analysis.runs.comparison import compare
@@ -169,7 +170,7 @@ def test_the_runs_of_a_shift_are_counted_and_those_that_diverged(frame):
 
 def test_the_fit_file_and_the_answers_state_the_check(found):
     assert Fit.from_json(found.to_json()).learning_rate == found.learning_rate
-    assert found.learning_rate.sentence in answers(found)
+    assert rate_sentence(found.learning_rate) in answers(found)
 
 
 def test_without_the_check_its_runs_are_counted(frame):
@@ -179,7 +180,7 @@ def test_without_the_check_its_runs_are_counted(frame):
     assert not check.checked
     # As many as the sensitivity runs of this study.
     assert check.runs == (frame["purpose"] != "").sum()
-    assert f"{check.runs} runs" in check.sentence
+    assert f"{check.runs} runs" in rate_sentence(check)
 
 
 def test_a_best_rate_beyond_those_tried_is_not_checked(frame):
@@ -190,8 +191,8 @@ def test_a_best_rate_beyond_those_tried_is_not_checked(frame):
     reasons = {(pair.shallow, pair.deep): pair.reason for pair in check.pairs}
     assert reasons[1, 2] is None
     assert "depth 4" in reasons[2, 4]
-    assert "2 → 4" in check.sentence
-    assert "1 → 2" not in check.sentence
+    assert "2 → 4" in rate_sentence(check)
+    assert "1 → 2" not in rate_sentence(check)
 
 
 def test_one_other_rate_is_no_check():

@@ -10,7 +10,7 @@ import pytest
 from analysis.audit.recommend import fit_evidence, recommend_one, shapes_of_sizes
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import NamedFit, recommended
-from analysis.fit.sentences import answers, law_sentence, lowest_loss_sentence, noise_sentence
+from analysis.fit.words import answers, law_sentence, lowest_loss_sentence, noise_sentence
 from analysis.report.tables import best_table, compute_table, unusual_table
 from analysis.runs.bytes import NoBytesError
 from analysis.runs.table import RunTable, read_runs

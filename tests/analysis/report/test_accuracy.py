@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 
 from analysis.fit.document import Fit, fit
-from analysis.fit.sentences import GRADED, accuracy_data, answers, graded_accuracy, score_sentences
+from analysis.fit.scores import GRADED, accuracy_data, graded_accuracy
+from analysis.fit.words import answers, score_sentences
 from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
 from tests.analysis.report.test_study_page import read

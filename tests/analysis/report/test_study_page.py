@@ -12,7 +12,7 @@ import pytest
 
 from analysis.design.objective import SearchInfo, estimate_from
 from analysis.fit.document import Fit, fit
-from analysis.fit.sentences import GAP_LAWS, LAWS, headlines, next_steps
+from analysis.fit.words import GAP_LAWS, LAWS, headlines, next_steps
 from analysis.law.decision import FORMS
 from analysis.law.reasons import Because, Reason
 from analysis.law.words import text_of

@@ -50,7 +50,7 @@ def test_checkpoints_are_compared_at_the_most_tokens_that_all_shapes_have():
     assert found.rows["tokens"].unique().tolist() == [20]
     assert len(found.rows) == 12
     # One reason, so that a summary can count it; the rows have their own tokens.
-    assert set(found.left_out.values()) == {"at other training tokens than the 20 compared"}
+    assert {why.text for why in found.left_out.values()} == {"at other training tokens than the 20 compared"}
     assert not found.warnings
 
 
@@ -61,7 +61,9 @@ def test_where_no_level_is_common_the_one_of_most_shapes_is_compared_and_the_oth
     assert found.tokens.compared == 20
     assert "the 6 shapes" in found.tokens.sentence
     assert len(found.rows) == 5
-    assert list(found.left_out.values()).count("no loss at the 20 training tokens compared") == 2
+    assert [why.text for why in found.left_out.values()].count(
+        "no loss at the 20 training tokens compared"
+    ) == 2
     assert any("4×16" in warning and "left out" in warning for warning in found.warnings)
 
 
@@ -127,7 +129,7 @@ def test_a_run_of_another_number_of_tokens_per_parameter_is_left_out():
     frame.loc[3, "tokens"] *= 1.5
     found = of(frame)
     assert (found.tokens.rule, list(found.left_out)) == ("ratio", [4])
-    assert found.left_out[4] in found.warnings[0]
+    assert found.left_out[4].text in found.warnings[0]
 
 
 def test_tokens_that_rise_with_n_otherwise_are_comparable_at_equal_n_and_not_projected():
@@ -297,7 +299,7 @@ def test_the_minimum_of_a_bowl_is_recovered_for_every_seed():
     np.testing.assert_allclose(found.rows["loss"], levels, rtol=1e-12)
     np.testing.assert_allclose(found.rows["lr"], 3e-3, rtol=1e-9)
     assert len(found.left_out) == 9
-    assert all("minimum of a parabola in ln lr at 0.003" in reason for reason in found.left_out.values())
+    assert all("minimum of a parabola in ln lr at 0.003" in why.text for why in found.left_out.values())
     assert not found.warnings
     assert found.bracketed == {(2, 12 * 2 * 16**2)}
     # A seed tried at one rate is moved to the minimum.
@@ -329,7 +331,7 @@ def test_rates_far_from_the_best_do_not_bend_the_bowl():
     far = bowl([6.4e-2], 0, 0, [9.0])
     found = of(pd.concat([frame, far], ignore_index=True))
     np.testing.assert_allclose(found.rows["loss"], 2.5, rtol=1e-12)
-    assert "too far from the best" in found.left_out[5]
+    assert "too far from the best" in found.left_out[5].text
 
 
 @pytest.mark.parametrize(
@@ -348,7 +350,7 @@ def test_without_a_minimum_inside_the_rate_with_the_lowest_mean_is_taken_with_a_
     found = of(frame)
     assert found.rows["lr"].unique().tolist() == [best]
     assert found.rows["loss"].tolist() == frame.loc[frame["lr"] == best, "loss"].tolist()
-    assert all(f"{best:.4g}, was chosen" in reason for reason in found.left_out.values())
+    assert all(f"{best:.4g}, was chosen" in why.text for why in found.left_out.values())
     (warning,) = found.warnings
     assert "biased down" in warning
     assert ("lowest or highest rate tried" in warning) == at_end

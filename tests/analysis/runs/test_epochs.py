@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from analysis.fit.words import epochs_sentence
 from analysis.runs.epochs import epochs_of, repeat_warning
 from analysis.runs.table import RunTable
 
@@ -18,7 +19,7 @@ def test_the_range_of_the_rows_and_what_is_unknown():
     assert epochs([None, "unknown", None]) is None
     found = epochs([0.5, "2.25", None])
     assert (found.low, found.high, found.unknown) == (0.5, 2.25, 1)
-    assert "0.500 to 2.25 epochs" in found.sentence
+    assert "0.500 to 2.25 epochs" in epochs_sentence(found)
 
 
 @pytest.mark.parametrize(

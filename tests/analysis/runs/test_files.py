@@ -10,6 +10,7 @@ import pytest
 
 from analysis.runs.comparison import compare
 from analysis.runs.files import is_table
+from analysis.runs.left_out import RowReason, WhyNot, entry
 from analysis.runs.table import RunTable, read_numbers, read_runs
 from core.errors import InputError
 from core.numbers import parse_number
@@ -157,7 +158,8 @@ def test_text_in_a_column_of_numbers_is_named_and_not_counted_as_missing():
     frame.loc[0, "tokens"] = "10 parsec"
     frame.loc[1, "loss"] = "pending"
     runs = RunTable.from_frame(frame)
-    assert runs.left_out == [{"row": 2, "reason": "loss is 'pending', not a number"}]
+    assert runs.left_out == [entry(2, "", WhyNot(RowReason.UNREAD, ("loss", "pending")))]
+    assert runs.left_out[0]["reason"] == "loss is 'pending', not a number"
     assert any("tokens is no number in 1 row ('10 parsec')" in note for note in runs.notes)
 
 

@@ -13,8 +13,9 @@ from rich.console import Console
 from analysis.audit.recommend import shapes_of_sizes
 from analysis.design.simulated_study import Truth
 from analysis.fit.document import Fit
-from analysis.fit.sentences import headlines, next_steps
+from analysis.fit.next_words import next_sizes_sentence, rate_sentence
 from analysis.fit.study import study_of
+from analysis.fit.words import headlines, next_steps
 from analysis.report.words import confidence
 from analysis.runs.table import RunTable
 from core.files import write_json
@@ -101,7 +102,7 @@ def table_of(cells, best=1.0, harm=0.03):
 
 def added(check):
     """The overrides of the command that the sentence names."""
-    program, verb, _, *overrides = shlex.split(check.sentence.split("`")[1])
+    program, verb, _, *overrides = shlex.split(rate_sentence(check).split("`")[1])
     assert (program, verb) == ("interplay", "run")
     return overrides
 
@@ -175,11 +176,11 @@ def test_fit_and_recommendation_state_the_check(tmp_path):
     write_json(tmp_path / "fit.json", fit.to_json())
     assert json.loads((tmp_path / "fit.json").read_text())["learning_rate"]["checked"] is False
     source, shapes = shapes_of_sizes(tmp_path / "fit.json", None, [2e4])
-    assert [shape.learning_rate for shape in shapes] == [fit.learning_rate.sentence]
+    assert [shape.learning_rate for shape in shapes] == [rate_sentence(fit.learning_rate)]
     for view in (recommendation_table(source, shapes), fit_table(fit)):
         console = Console(file=io.StringIO(), width=2000)
         console.print(view)
-        assert fit.learning_rate.sentence in console.file.getvalue()
+        assert rate_sentence(fit.learning_rate) in console.file.getvalue()
 
 
 def test_the_next_depth_costs_what_its_option_adds_to_the_plan():
@@ -253,14 +254,14 @@ def test_a_least_loss_at_an_end_of_the_sizes_proposes_one_factor_further(shift, 
     assert set(more.frontier.spread) == {0.25, 0.5, 1, 2, 4, factor}
     new = {p.cell.key: p for p in make_plan(more).cells}.keys() - {p.cell.key for p in plan.cells}
     assert following.runs == len(new) > 0
-    assert following.sentence in next_steps(found)
+    assert next_sizes_sentence(following) in next_steps(found)
 
 
 def test_a_factor_whose_sizes_have_too_few_steps_is_proposed_with_the_reason():
     plan = make_plan(load_spec(SMALL, AT_FLOPS))
     following = study_fit(plan, isoflop_losses(plan.cells, 3.0), Path("results")).next_sizes
     assert (following.runs, following.flops, following.how) == (0, None, "")
-    assert "`training.batch: 2` or less" in following.sentence
+    assert "`training.batch: 2` or less" in next_sizes_sentence(following)
     with pytest.raises(SpecError, match=r"`training\.batch: 2` or less"):
         load_spec(SMALL, [*AT_FLOPS, "frontier.spread=[0.25, 0.5, 1, 2, 4, 8]"])
 

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from analysis.fit.answer import short_answer
+from analysis.fit.answer_words import short_answer
 from interplay.verbs.answer import study_fit
 from interplay.verbs.status import status_json, status_table, study_status
 from study.plan.plan import make_plan

@@ -7,7 +7,7 @@ import socket
 import numpy as np
 import pytest
 
-from analysis.fit.answer import short_answer
+from analysis.fit.answer_words import short_answer
 from analysis.fit.document import fit
 from analysis.runs.table import RunTable, read_runs
 from study.errors import SpecError

@@ -7,22 +7,22 @@ from typing import Any
 from rich.console import RenderableType
 
 from analysis.audit.recommend import Comparison
-from analysis.law.shape import ComputeShape, Shape
+from analysis.law.shape import ComputeShape, Recommendation
 from core.files import to_json
 from interplay.result import Result
 from interplay.terminal import comparison_table, compute_shapes_table, recommendation_table
 
 
 @dataclass(frozen=True, repr=False)
-class Recommendation(Result):
+class Recommended(Result):
     """The best shape of one size or compute; it has every attribute of the shape.
 
     Attributes:
-        shape: a `Shape` by a law or a fit, a `Comparison` by all published evidence, or a `ComputeShape`.
+        shape: a `Recommendation` by a law or a fit, a `Comparison` by all published evidence, or a `ComputeShape`.
         source: what it follows from, in words.
     """
 
-    shape: Shape | Comparison | ComputeShape
+    shape: Recommendation | Comparison | ComputeShape
     source: str = field(compare=False)
 
     def __getattr__(self, name: str) -> Any:
@@ -42,10 +42,10 @@ class Recommendation(Result):
         return shapes_view(self.source, [self.shape])
 
 
-def shapes_view(source: str, shapes: Sequence[Comparison | Shape | ComputeShape]) -> RenderableType:
+def shapes_view(source: str, shapes: Sequence[Comparison | Recommendation | ComputeShape]) -> RenderableType:
     """The table of shapes of one kind, for a terminal."""
     if comparisons := [shape for shape in shapes if isinstance(shape, Comparison)]:
         return comparison_table(comparisons)
     if at_compute := [shape for shape in shapes if isinstance(shape, ComputeShape)]:
         return compute_shapes_table(source, at_compute)
-    return recommendation_table(source, [shape for shape in shapes if isinstance(shape, Shape)])
+    return recommendation_table(source, [shape for shape in shapes if isinstance(shape, Recommendation)])

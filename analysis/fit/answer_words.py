@@ -1,71 +1,40 @@
-"""The answer of a study: which depth to use at which size, from the crossings and the best measured shapes."""
+"""What a fit says about the depth to use: at a number of parameters, at a compute, and the shapes that it names.
+
+What it says about everything else is in `analysis.fit.words`, and about what to train next in
+`analysis.fit.next_words`.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
 from analysis.fit.compute import ComputeAnswer
 from analysis.intervals import Interval
 from analysis.law.reading import AtSize, Range, Reading
-from analysis.law.shape import MOST_SHAPES, ComputeShape, buildable_width, near_words
+from analysis.law.shape import MOST_SHAPES, buildable_width, near_words
 from analysis.runs.tokens import TokenRule
-from core.numbers import (
-    counted,
-    digits,
-    human,
-    human_range,
-    layers,
-    listed,
-    listed_layers,
-    percent,
-    scientific,
-    span,
-)
+from core.numbers import digits, human, human_range, layers, listed, listed_layers, percent, scientific, span
 
 #: Depths between which the runs do not decide; with more of them at all sizes there is no answer.
 MOST_DEPTHS = 3
-#: FLOPs of the forward and backward pass per parameter and token (Kaplan et al. 2020, section 2.1).
-FLOPS = 6
-
-
-@dataclass(frozen=True)
-class NextDepth:
-    """A depth beyond the deepest one, which is best at the largest size, and what it costs at the same sizes.
-
-    Attributes:
-        runs, flops: of the new depth with all seeds; FLOPs are None where tokens are not known.
-        how: the option that adds it, empty without a spec.
-    """
-
-    depth: int
-    runs: int
-    flops: float | None
-    how: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """What to train next."""
-        cost = counted(self.runs, "run") + (f", {scientific(self.flops)} FLOPs" if self.flops else "")
-        add = f"; add it with `{self.how}`" if self.how else ""
-        return f"Next: train {layers(self.depth)} at the same sizes ({cost}){add}."
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What the places of a reading are: the word for them, their unit, and how one and a range of them are written.
+    """What the places of a reading are: the word for them, their unit, and how they are written.
 
     `absent` is what a depth without a loss at a place lacks.
     """
 
     place: str
     unit: str
-    one: Callable[[float], str]
-    several: Callable[[Interval], str]
+    number: Callable[[float], str]
+    interval: Callable[[Interval], str]
     absent: str
 
 
 SIZES = Axis("size", "parameters", human, human_range, "were not measured")
+
+
 COMPUTES = Axis(
     "compute",
     "FLOPs",
@@ -82,18 +51,18 @@ def use_sentence(reading: Reading, level: float, axis: Axis = SIZES) -> str:
         return ""
     tried, (smallest, largest) = reading.depths, (reading.params[0], reading.params[-1])
     if len(ranges) == 1 and (ranges[0].low, ranges[0].high) == (smallest, largest):
-        sizes = axis.several((smallest, largest))
+        sizes = axis.interval((smallest, largest))
         return f"At every {axis.place} measured ({sizes} {axis.unit}) use {_depths(ranges[0], tried, axis)}."
     parts: list[str] = []
     end, named = smallest, False
     for index, item in enumerate(ranges):
         last, units = index == len(ranges) - 1, "" if parts else f" {axis.unit}"
         if item.low > end * (1 + 1e-9):
-            where = f"from {axis.one(item.low)} to {axis.one(item.high)}{units}"
+            where = f"from {axis.number(item.low)} to {axis.number(item.high)}{units}"
         elif last and item.high == largest:
             where = "above that"
         else:
-            where = f"up to {axis.one(item.high)}{units}"
+            where = f"up to {axis.number(item.high)}{units}"
         if item.high_interval and not where.startswith("above"):
             prefix = "" if named else f"{percent(level)}: "
             where += f" ({prefix}{_border(item.high_interval, axis)})"
@@ -108,8 +77,8 @@ def _border(interval: Interval, axis: Axis) -> str:
     """`3.0–4.1 million`, `up to 4.1 million`, `from 3.0 million on`: the sizes at which both depths are possible."""
     low, high = interval
     if low is not None and high is not None:
-        return axis.several(interval)
-    return f"up to {axis.one(high or 0.0)}" if low is None else f"from {axis.one(low)} on"
+        return axis.interval(interval)
+    return f"up to {axis.number(high or 0.0)}" if low is None else f"from {axis.number(low)} on"
 
 
 def _depths(item: Range, tried: Sequence[int], axis: Axis) -> str:
@@ -181,23 +150,3 @@ def compute_sentences(compute: ComputeAnswer, level: float) -> list[str]:
     largest = compute.at(compute.budgets[-1])
     lines = [*(shape.sentence for shape in compute.best[-1:]), *filter(None, [use])]
     return lines if largest.depth else [*lines, largest.sentence]
-
-
-def next_depth(rows: pd.DataFrame, best: Sequence[AtSize] | Sequence[ComputeShape]) -> NextDepth | None:
-    """The depth to add if the deepest one is the best at the largest size and no other is near; None otherwise.
-
-    Args:
-        rows: the losses compared.
-        best: of each size, or at equal FLOPs of each compute, ascending.
-    """
-    depths = sorted({int(depth) for depth in rows["depth"]})
-    if not best or len(depths) < 2 or (best[-1].near or (best[-1].depth,)) != (depths[-1],):
-        return None
-    deepest_runs = rows[rows["depth"] == depths[-1]]
-    tokens = deepest_runs["tokens"] if "tokens" in deepest_runs else pd.Series(dtype=float)
-    flops = (
-        float((FLOPS * deepest_runs["params"] * tokens).sum())
-        if tokens.notna().all() and len(tokens)
-        else None
-    )
-    return NextDepth(round(depths[-1] ** 2 / depths[-2]), len(deepest_runs), flops)

@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 
 from analysis.curves.noise import NoiseSummary
-from analysis.fit.answer import next_depth, shape_sentence, use_sentence
+from analysis.fit.answer_words import shape_sentence, use_sentence
 from analysis.fit.document import Fit, fit
+from analysis.fit.next_runs import next_depth
 from analysis.fit.recommendation import NamedFit, shapes_by
-from analysis.fit.sentences import (
+from analysis.fit.words import (
     best_sentence,
     beyond_sentence,
     count_phrase,

@@ -1,16 +1,20 @@
-"""The findings of a fit in sentences: headlines, scores of a task, next steps."""
+"""What a fit says: headlines, noise, crossings, laws, unusual runs, rows left out, epochs, and scores of a task.
+
+What it says about the depth to use is in `analysis.fit.answer_words`, and about what to train next in
+`analysis.fit.next_words`; its warnings are in `analysis.fit.warning_words`, and why there is no answer, in
+`analysis.law.words`.
+"""
 
 import itertools
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
-import pandas as pd
-
-from analysis.fit.answer import compute_sentences, largest, shape_sentence, use_sentence
+from analysis.fit.answer_words import compute_sentences, largest, shape_sentence, short_answer, use_sentence
 from analysis.fit.document import Fit
-from analysis.fit.measures import TARGETS, MeasureData, Value, label, measure_by_value
+from analysis.fit.measures import MeasureData, Value, label
+from analysis.fit.next_words import next_depth_sentence, next_sizes_sentence, rate_sentence
+from analysis.fit.scores import SCORES, accuracy_data, graded_accuracy
 from analysis.intervals import Interval
 from analysis.law.crossings import NEAR_END, Crossing
 from analysis.law.decision import deciding_run
@@ -19,7 +23,9 @@ from analysis.law.prediction import LAWS_WORDS
 from analysis.law.reasons import Because, Reason, has
 from analysis.law.shape import REACH
 from analysis.law.words import text_of
+from analysis.runs.epochs import Epochs
 from analysis.runs.isoflop import LEAST_BUDGETS, LEAST_DEPTHS, LEAST_SIZES
+from analysis.runs.left_out import kind_of
 from analysis.units import LossUnit, bits_per_byte
 from core.numbers import counted, digits, ends, human, human_range, layers, listed, listed_layers, percent
 
@@ -35,15 +41,6 @@ MAX_UNUSUAL = 3
 DEPTHS_FOR_LAWS = 5
 #: Factor on the largest size at which a shape is given if it is not determined at `REACH`.
 BETWEEN = 3.0
-#: Measures other than the loss in a run table, for which more is better, and their names in sentences.
-SCORES = {
-    "accuracy": "accuracy",
-    "induction_score": "induction score of a head",
-    "induction_score_shifted": "induction score of a head at its best distance",
-}
-#: Columns of the accuracy at one difficulty of a task: `accuracy_hops_8` covers the sequences of eight hops. Other
-#: columns of a foreign table, such as `accuracy_top_5`, do not match.
-GRADED = re.compile(r"accuracy_(hops|diameter)_(\d+)")
 
 
 def count_phrase(count: str) -> str:
@@ -53,10 +50,25 @@ def count_phrase(count: str) -> str:
     return "N counts non-embedding parameters, 12·L·d²"
 
 
+def in_short(fit: Fit) -> list[str]:
+    """The answer in one or two sentences, at a number of parameters or at equal FLOPs; empty without one."""
+    if fit.compute is not None:
+        return compute_sentences(fit.compute, fit.level)
+    return short_answer(fit.reading, fit.best, fit.level, fit.tokens)
+
+
+def epochs_sentence(epochs: Epochs) -> str:
+    """How often training read the data of the rows."""
+    low, high = digits(epochs.low, 3), digits(epochs.high, 3)
+    span = f"{low} epochs" if low == high else f"{low} to {high} epochs"
+    rows = f" (unknown for {counted(epochs.unknown, 'row')})" if epochs.unknown else ""
+    return f"Training read {span} of its data{rows}."
+
+
 def noise_sentence(fit: Fit) -> str:
     """The source and the size of the noise estimate."""
     noise = fit.noise
-    if not noise.known:
+    if not noise.is_measured:
         return "There is no noise estimate, so there are no intervals and no tests."
     unit = fit.loss_unit
     size = f"±{digits(unit.per_nat * (noise.sd or 0.0))} {unit.short}"
@@ -338,14 +350,12 @@ def reasons_phrase(fit: Fit) -> str:
 def reason_counts(fit: Fit) -> list[tuple[str, int]]:
     """The reasons of the rows left out with the number of their rows, the most frequent first.
 
-    Reasons that differ in their numbers only are one, worded as the first of them.
+    Reasons of one kind are one, worded as the first of them.
     """
-    first: dict[str, str] = {}
+    first: dict[Hashable, str] = {}
     counts: Counter[str] = Counter()
     for item in fit.left_out:
-        reason = str(item["reason"])
-        kind = re.sub(r"\d[\d.,]*(?:e[+-]?\d+)?", "#", reason)
-        counts[first.setdefault(kind, reason)] += 1
+        counts[first.setdefault(kind_of(item), str(item["reason"]))] += 1
     return counts.most_common()
 
 
@@ -357,7 +367,7 @@ def answers(fit: Fit) -> list[str]:
 def findings(fit: Fit) -> list[str]:
     """Scores of a task, the headlines, and the check of the learning rate."""
     check = fit.learning_rate
-    checked = [check.sentence] if check and check.checked else []
+    checked = [rate_sentence(check)] if check and check.checked else []
     scores = score_sentences(fit) if fit.tokens.comparable else []
     return [*scores, *headlines(fit), *checked]
 
@@ -370,10 +380,13 @@ def next_steps(fit: Fit) -> list[str]:
         train = f"train {listed_layers(last.missing)} at the sizes above {human(last.high)} too"
         return [
             f"Next: {train}, where they may be the best.",
-            *([check.sentence] if check and not check.checked else []),
+            *([rate_sentence(check)] if check and not check.checked else []),
         ]
-    steps = [fit.next_sizes, fit.next_depth, check if check and not check.checked else None]
-    return [step.sentence for step in steps if step]
+    return [
+        *([next_sizes_sentence(fit.next_sizes)] if fit.next_sizes else []),
+        *([next_depth_sentence(fit.next_depth)] if fit.next_depth else []),
+        *([rate_sentence(check)] if check and not check.checked else []),
+    ]
 
 
 def score_sentences(fit: Fit) -> list[str]:
@@ -387,41 +400,6 @@ def score_sentences(fit: Fit) -> list[str]:
             parts = [f"{digits(row['mean'], 3)} with {layers(int(row['depth']))}" for row in best]
             sentences.append(f"Best mean {title}: {', '.join(parts)}.")
     return sentences
-
-
-def accuracy_data(fit: Fit, name: str = "accuracy") -> pd.DataFrame | None:
-    """Depth, width, params, seeds, mean, low, high of one of `SCORES` for each shape; None without any."""
-    rows = _rows_with(fit, name)
-    if rows.empty:
-        return None
-    groups = rows.groupby(["depth", "width", "params"], sort=True)[name]
-    return groups.agg(seeds="size", mean="mean", low="min", high="max").reset_index()
-
-
-def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
-    """The key that makes the task harder, and the accuracy against depth of each difficulty.
-
-    None if the table has fewer than two difficulties, or the fit was read from a file.
-    """
-    columns = () if fit.study is None else fit.study.rows.columns
-    matches = [match for name in columns if (match := GRADED.fullmatch(str(name)))]
-    tables: list[tuple[Value, pd.DataFrame | None]] = []
-    for match in sorted(matches, key=lambda match: int(match[2])):
-        rows = _rows_with(fit, match[0])
-        # A task has one key of difficulty; a foreign table may have columns of another.
-        if match[1] == matches[0][1] and len(rows):
-            tables.append((int(match[2]), rows.assign(accuracy=rows[match[0]])))
-    data = measure_by_value(tables, "accuracy", TARGETS["accuracy"]) if len(tables) > 1 else None
-    return None if data is None else (matches[0][1], data)
-
-
-def _rows_with(fit: Fit, name: str) -> pd.DataFrame:
-    """The compared rows with a number from 0 to 1 in the column; a foreign table may hold percent there."""
-    if fit.study is None or name not in fit.study.rows:
-        return pd.DataFrame()
-    rows = fit.study.rows
-    numbers = pd.to_numeric(rows[name], errors="coerce").to_numpy(dtype=float)
-    return rows.assign(**{name: numbers})[(numbers >= 0) & (numbers <= 1)]
 
 
 def needed_sentence(key: str, data: MeasureData) -> str:

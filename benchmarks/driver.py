@@ -21,7 +21,8 @@ from rich.console import Console
 from benchmarks.figure import Figure
 from benchmarks.sleeper import sleeper
 from study.plan.cells import PlannedCell
-from study.run.cell_queue import CellCallback
+from study.plan.rows import Row
+from study.run.cell_queue import CellRecorder
 from study.run.runner import run_study
 from study.run.trial import TrialSettings
 from study.run.tuner import run_cells
@@ -38,7 +39,7 @@ CELLS, WORKERS, SECONDS = 1000, 32, 10.0
 class Meter:
     """Records when each cell started and ended, and the CPU of this process by then, before another callback."""
 
-    def __init__(self, callback: CellCallback) -> None:
+    def __init__(self, callback: CellRecorder) -> None:
         self.callback = callback
         self.process = psutil.Process()
         self.starts: list[float] = []
@@ -55,14 +56,15 @@ class Meter:
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
         self.callback.progress(planned, progress)
 
-    def ended(self, planned: PlannedCell, result: Result) -> None:
+    def ended(self, planned: PlannedCell, result: Result) -> Row:
         self.ends.append((time.monotonic(), result.train_seconds))
-        self.callback.ended(planned, result)
+        row = self.callback.ended(planned, result)
         times = self.process.cpu_times()
         self.cpu.append(times.user + times.system)
         self.memory.append(self.process.memory_info().rss)
+        return row
 
-    def failed(self, planned: PlannedCell, reason: str) -> None:
+    def failed(self, planned: PlannedCell, reason: str) -> Row:
         raise AssertionError(reason)
 
     def retried(self, planned: PlannedCell, reason: str) -> None:
@@ -112,7 +114,7 @@ def metered(trainable: Callable[[dict[str, Any]], None], meter: type[AnyMeter]) 
         slots: Slots,
         settings: TrialSettings,
         retries: int,
-        callback: CellCallback,
+        callback: CellRecorder,
         scratch: Path,
         **options: Any,
     ) -> bool:

@@ -18,9 +18,10 @@ import numpy as np
 from analysis.curves.noise import Floats
 from benchmarks.figure import Figure
 from study.plan.plan import Plan, make_plan
-from study.search import Outcome, make_search
+from study.search import make_search
 from study.spec.devices import cores
 from study.spec.study import StudySpec, load_spec
+from tests.stubs import stub_row
 
 STUDIES = 40
 SAMPLERS = ("random", "tpe", "gp", "frontier")
@@ -97,7 +98,7 @@ def search(
         of_place = loss[(*place, planned.cell.seed)]
         losses.setdefault(place, []).append(of_place)
         flops += planned.flops
-        searched.tell(planned.cell.key, Outcome(of_place))
+        searched.tell(stub_row(planned, of_place))
     means = {place: sum(values) / len(values) for place, values in losses.items()}
     budgets = dict.fromkeys(budget for budget, _ in means)
     best = {

@@ -10,12 +10,13 @@ from typing import Any
 
 from benchmarks.figure import Figure
 from study.plan import PlannedCell, make_plan
+from study.plan.rows import Row
 from study.run.trial import TrialSettings, run_with
 from study.run.tuner import run_cells
 from study.spec.study import load_spec
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
-from tests.stubs import Cells
+from tests.stubs import Cells, stub_row
 from trainables.cell import Cell
 from trainables.data.store.open import open_store
 from trainables.layout import Layout
@@ -37,10 +38,10 @@ class Starts:
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
         pass
 
-    def ended(self, planned: PlannedCell, result: Result) -> None:
-        pass
+    def ended(self, planned: PlannedCell, result: Result) -> Row:
+        return stub_row(planned, result.loss)
 
-    def failed(self, planned: PlannedCell, reason: str) -> None:
+    def failed(self, planned: PlannedCell, reason: str) -> Row:
         raise AssertionError(reason)
 
     def retried(self, planned: PlannedCell, reason: str) -> None:

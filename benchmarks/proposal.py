@@ -10,8 +10,10 @@ import numpy as np
 from analysis.design.simulated_study import Truth
 from benchmarks.figure import Figure
 from study.plan import PlannedCell, make_plan
-from study.search import Outcome, make_search
+from study.plan.rows import Row
+from study.search import make_search
 from study.spec.study import load_spec
+from tests.stubs import stub_row
 from tests.study.small import SMALL
 
 TRUTH = Truth(2.4, 0.15, (1, 2, 4, 6, 8), asymptote=0.72, drop=0.2, noise=0.003, slope=0.04)
@@ -30,7 +32,7 @@ def measure(folder: Path) -> list[Figure]:
     spec = load_spec(SMALL, STUDY)
     plan = make_plan(spec)
     order = np.random.default_rng(0).permutation(len(plan.pool))[:FINISHED]
-    outcomes = {plan.pool[i].cell.key: _outcome(plan.pool[i]) for i in order}
+    outcomes = {plan.pool[i].cell.key: _row(plan.pool[i]) for i in order}
     times = []
     for _ in range(REPEATS):
         search = make_search(spec, plan, outcomes, workers=WORKERS)
@@ -41,7 +43,7 @@ def measure(folder: Path) -> list[Figure]:
     for _ in range(count):
         planned = running.pop(0)
         assert planned is not None
-        search.tell(planned.cell.key, _outcome(planned))
+        search.tell(_row(planned))
         search.news()
         running.append(search.take())
     each = (time.process_time() - begin) / count
@@ -56,9 +58,9 @@ def measure(folder: Path) -> list[Figure]:
     ]
 
 
-def _outcome(planned: PlannedCell) -> Outcome:
+def _row(planned: PlannedCell) -> Row:
     shape, seed = planned.cell.shape, planned.cell.seed
     shared = np.random.default_rng([seed]).standard_normal()
     scatter = np.random.default_rng([seed, shape.depth, shape.width]).standard_normal()
     noise = math.sqrt(TRUTH.shared) * shared + math.sqrt(1 - TRUTH.shared) * scatter
-    return Outcome(float(TRUTH.loss(shape.depth, shape.budget_params) * (1 + TRUTH.noise * noise)))
+    return stub_row(planned, float(TRUTH.loss(shape.depth, shape.budget_params) * (1 + TRUTH.noise * noise)))

@@ -22,7 +22,8 @@ from rich.console import Console
 from benchmarks.driver import Meter, metered
 from benchmarks.sleeper import sleeper
 from study.plan.cells import PlannedCell
-from study.run.cell_queue import CellCallback
+from study.plan.rows import Row
+from study.run.cell_queue import CellRecorder
 from study.run.runner import run_study
 from study.spec.study import load_spec
 from tests.stubs import stub_result
@@ -33,7 +34,7 @@ from trainables.progress import Result
 class Gaps(Meter):
     """Also measures for how long the devices of a cell that has ended wait for the next one."""
 
-    def __init__(self, callback: CellCallback) -> None:
+    def __init__(self, callback: CellRecorder) -> None:
         super().__init__(callback)
         self.free: list[float] = []
         self.gaps: list[float] = []
@@ -43,9 +44,9 @@ class Gaps(Meter):
             self.gaps.append(time.monotonic() - self.free.pop(0))
         super().started(planned)
 
-    def ended(self, planned: PlannedCell, result: Result) -> None:
+    def ended(self, planned: PlannedCell, result: Result) -> Row:
         self.free.append(time.monotonic())
-        super().ended(planned, result)
+        return super().ended(planned, result)
 
 
 def memory_of_ray(peak: list[tuple[int, int]]) -> None:

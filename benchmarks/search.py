@@ -29,12 +29,15 @@ import pandas as pd
 
 from analysis.design.next_cells import Option, propose
 from analysis.design.objective import Estimate, Objective, estimate, reached
+from analysis.runs.table import RunTable
 from benchmarks.figure import Figure
+from study.plan import PlannedCell
 from study.plan.plan import Plan, make_plan
-from study.search import Outcome, make_search
+from study.search import make_search
 from study.spec.devices import cores
 from study.spec.study import StudySpec, load_spec
 from tests.simulated_study import Truth, shapes_of, simulate_matched
+from tests.stubs import stub_row
 
 #: Both together take half an hour on two cores.
 STUDIES, RIVAL_STUDIES = 30, 6
@@ -97,7 +100,9 @@ class Setting:
         widths = []
         for number in range(ASKED_STUDIES):
             rows = simulate_matched(self.truth, shapes, ASKED, (1, number))
-            widths.append(estimate(rows.assign(lr_factor=1.0, lr=1.0), self.objective).halfwidth)
+            widths.append(
+                estimate(RunTable.from_frame(rows.assign(lr_factor=1.0, lr=1.0)), self.objective).halfwidth
+            )
         median = statistics.median(widths)
         if not math.isfinite(median):
             raise ValueError(
@@ -167,7 +172,9 @@ def race(setting: Setting, losses: dict[Cell, float], ask: Ask, most: float = ma
             params = 12.0 * depth * width**2
             rows.append((depth, width, params, 1.0, 1.0, seed, losses[depth, width, seed]))
             spent += params
-        asked.append(estimate(pd.DataFrame(rows, columns=list(COLUMNS)), setting.objective))
+        asked.append(
+            estimate(RunTable.from_frame(pd.DataFrame(rows, columns=list(COLUMNS))), setting.objective)
+        )
     last = asked[-1]
     held = None if last.value is None else (last.low or 0.0) <= setting.depth <= (last.high or math.inf)
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
@@ -201,18 +208,18 @@ def crossing(setting: Setting) -> Ask:
 def per_budget(setting: Setting, sampler: str) -> Ask:
     """The samplers `tpe` and `gp`: the best depth of each budget, every candidate with all its seeds."""
     search = make_search(setting.spec(sampler), setting.plan, {})
-    keys: dict[Cell, str] = {}
+    taken: dict[Cell, PlannedCell] = {}
 
     def ask(rows: pd.DataFrame, count: int) -> list[Cell]:
         for depth, width, seed, loss in rows[["depth", "width", "seed", "loss"]].itertuples(index=False):
-            key = keys.pop((int(depth), int(width), int(seed)), None)
-            if key is not None:
-                search.tell(key, Outcome(float(loss)))
+            planned = taken.pop((int(depth), int(width), int(seed)), None)
+            if planned is not None:
+                search.tell(stub_row(planned, float(loss)))
         cells: list[Cell] = []
         while len(cells) < count and (planned := search.take()) is not None:
             shape = planned.cell.shape
             cells.append((shape.depth, shape.width, planned.cell.seed))
-            keys[cells[-1]] = planned.cell.key
+            taken[cells[-1]] = planned
         return cells
 
     return ask

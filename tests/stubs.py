@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from study.plan.cells import PlannedCell
-from study.search import Outcome
+from study.plan.rows import COLUMNS, Row
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
 
@@ -26,6 +26,21 @@ def stub_result(**changes: Any) -> Result:
     return Result(**{**values, **changes})
 
 
+def stub_row(planned: PlannedCell, loss: float | None, share: float = 1.0, status: Any = None) -> Row:
+    """The row of a cell that was not trained; without a loss it has diverged."""
+    record = planned.row()
+    return Row(
+        cell=planned.cell.key,
+        name=planned.title,
+        protocol="p",
+        purpose=planned.purpose,
+        status=status or ("diverged" if loss is None else "done"),
+        parameters={name: record[name] for name in COLUMNS if name in record},
+        loss=loss,
+        trained_share=share,
+    )
+
+
 def in_layout(planned: PlannedCell, layout: Layout) -> PlannedCell:
     """The cell in a layout that the plan did not choose."""
     return replace(planned, costs=replace(planned.costs, given=layout))
@@ -44,13 +59,13 @@ class Cells:
     def take(self) -> PlannedCell | None:
         return self.cells.pop(0) if self.cells else None
 
-    def tell(self, key: str, outcome: Outcome) -> None:
-        assert key not in self.told
-        self.told[key] = outcome.loss
+    def tell(self, row: Row) -> None:
+        assert row.cell not in self.told
+        self.told[row.cell] = row.loss
 
 
 class Recorder:
-    """A `study.run.cell_queue.CellCallback` that keeps the events: kind, seed of the cell, text."""
+    """A `study.run.cell_queue.CellRecorder` that keeps the events: kind, seed of the cell, text."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int | None, str]] = []
@@ -64,11 +79,13 @@ class Recorder:
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
         self.events.append(("progress", planned.cell.seed, ""))
 
-    def ended(self, planned: PlannedCell, result: Result) -> None:
+    def ended(self, planned: PlannedCell, result: Result) -> Row:
         self.events.append(("ended", planned.cell.seed, ""))
+        return stub_row(planned, result.loss)
 
-    def failed(self, planned: PlannedCell, reason: str) -> None:
+    def failed(self, planned: PlannedCell, reason: str) -> Row:
         self.events.append(("failed", planned.cell.seed, reason))
+        return stub_row(planned, None, status="failed")
 
     def retried(self, planned: PlannedCell, reason: str) -> None:
         self.events.append(("retried", planned.cell.seed, reason))

@@ -371,11 +371,9 @@ class Search:
         vague = self.design.T @ self.design / (UNKNOWN**2 * len(self.middle)) + 1e-9 * np.eye(2)
         covariance = np.linalg.inv(weighted @ design + vague)
         # Derivative of the objective with respect to (a, b), up to a factor.
-        towards = np.array([0.0, 1.0])
-        if self.objective.kind == "depth":
-            # From 12·L·exp(2(a + b·L)) = N; an uncertain law may put the best depth anywhere.
-            depth = solve_depth(self.a, self.b, float(self.objective.params or 0))
-            towards = np.array([1.0, min(max(depth, 1.0), 20 * float(self.depth.max()))])
+        # From 12·L·exp(2(a + b·L)) = N; an uncertain law may put the best depth anywhere.
+        depth = solve_depth(self.a, self.b, float(self.objective.params or 0))
+        towards = np.array([1.0, min(max(depth, 1.0), 20 * float(self.depth.max()))])
         value = float(towards @ covariance @ towards)
         parts = np.zeros((2, len(covered)))
         parts[0, used] = towards @ covariance @ weighted

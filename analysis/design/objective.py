@@ -1,6 +1,6 @@
 """Objective of a search, and its estimate from the cells so far.
 
-The objective is the projected best depth of a size, the slope b of the law, or the crossings. The estimate is that of a
+The objective is the projected best depth of a size, or the crossings. The estimate is that of a
 fit (`analysis.fit.study`) with its intervals, so that a search ends on the same numbers that the report shows.
 """
 
@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import pandas as pd
-
 from analysis.fit.study import Estimates, study_of
 from analysis.intervals import Interval
 from analysis.law.crossings import Crossing, Crossings
 from analysis.law.shape import Projection
-from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
 from core.errors import InputError
@@ -29,12 +26,12 @@ class Objective:
     """Objective of a search.
 
     Attributes:
-        kind: `depth` is the projected best depth at `params`, `b` the slope of the law in ln d per layer, `crossings`
+        kind: `depth` is the projected best depth at `params`, `crossings`
             all crossings of neighbouring depths.
         params: N = 12·L·d² of the projection; only for `depth`.
     """
 
-    kind: Literal["depth", "b", "crossings"]
+    kind: Literal["depth", "crossings"]
     params: float | None = None
 
 
@@ -43,9 +40,9 @@ class Estimate:
     """Estimate of the objective.
 
     Attributes:
-        value: depth, slope, or N of the least certain crossing; None where there is none.
+        value: depth, or N of the least certain crossing; None where there is none.
         low, high: its interval; an end is None where it is open.
-        halfwidth: for the slope (high - low)/(2·value), for a depth `Projection.halfwidth`; for crossings the largest
+        halfwidth: for a depth `Projection.halfwidth`; for crossings the largest
             half-length of the intervals of ln N; infinite where an interval is open.
         words: the same as a sentence.
     """
@@ -58,12 +55,11 @@ class Estimate:
 
 
 @single_threaded
-def estimate(rows: pd.DataFrame, objective: Objective, *, level: float = 0.95) -> Estimate:
-    """Estimate the objective from the ended cells; order and index of the rows do not matter.
+def estimate(runs: RunTable | None, objective: Objective, *, level: float = 0.95) -> Estimate:
+    """Estimate the objective from the run table of the ended cells, None without any; their order does not matter.
 
     Args:
-        rows: one row per ended cell: depth, width, params, lr, seed, loss (NaN where it diverged or failed). Rows
-            count as diverged if their column `status` is `diverged`.
+        runs: one row per ended cell, as a fit takes it.
         objective: what to estimate.
         level: of the interval.
 
@@ -74,7 +70,6 @@ def estimate(rows: pd.DataFrame, objective: Objective, *, level: float = 0.95) -
         raise InputError(
             f"The objective `depth` needs a size to project to, and its `params` is {objective.params}; give N, as 7e9."
         )
-    runs = None if rows.empty else RunTable.from_frame(rows)
     return estimate_from(None if runs is None or runs.used.empty else study_of(runs, level=level), objective)
 
 
@@ -85,8 +80,6 @@ def estimate_from(study: Estimates | None, objective: Objective) -> Estimate:
         return _nothing("fewer than two depths have a loss")
     if objective.kind == "crossings":
         return _of_crossings(study.crossings)
-    if objective.kind == "b":
-        return _of_slope(study.laws[0])
     return _of_depth(study.predict(float(objective.params or 0)))
 
 
@@ -121,18 +114,6 @@ def _of_depth(found: Projection) -> Estimate:
     return _estimate(
         None, found.depth_interval, found.halfwidth, f"{what} is not settled", f": {found.reason}"
     )
-
-
-def _of_slope(law: ThresholdLaw) -> Estimate:
-    if law.b is None or law.b_interval is None:
-        return _nothing(law.reason or "there is no law")
-    low, high = law.b_interval
-    halfwidth, why = math.inf, ""
-    if law.rejected:
-        why = f": the crossings reject the law (p = {law.p_value:.1g})"
-    elif low is not None and high is not None and law.b > 0:
-        halfwidth = (high - low) / (2 * law.b)
-    return _estimate(law.b, law.b_interval, halfwidth, f"The slope b is {law.b:.3g} per layer", why)
 
 
 def _of_crossings(found: Crossings) -> Estimate:

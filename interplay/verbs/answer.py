@@ -22,6 +22,7 @@ from core.numbers import counted, listed
 from study.errors import SpecError
 from study.plan.cells import PlannedCell, describe_network
 from study.plan.plan import Plan, make_plan, wall_seconds
+from study.plan.rows import Row, in_table_order, run_table
 from study.plan.table import compute_words
 from study.revision import revision
 from study.search import make_search
@@ -31,10 +32,10 @@ from study.spec import yaml_file
 from study.spec.recorded import difference_note, study_source
 from study.spec.search import CrossingSection, SensitivitySection
 from study.spec.study import StudySpec, parse_spec
-from study.tracking.ledger import Row, in_table_order, outcomes, study_rows, versions
+from study.tracking.ledger import ended_rows, study_rows, versions
 from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import StudyPaths, study_paths
-from study.tracking.tables import curve_table, layer_table, run_table
+from study.tracking.tables import curve_table, layer_table
 
 
 class NoRowsError(SpecError):
@@ -88,7 +89,7 @@ def study_runs(
     table, ended = run_table(rows, plan.name, with_order=not plan.search.is_grid), ""
     # The end of this search follows from the rows.
     if isinstance(spec.search, CrossingSection) and (
-        ending := make_search(spec, plan, outcomes(rows)).ending
+        ending := make_search(spec, plan, ended_rows(rows)).ending
     ):
         ended = ending.words
     failed = {row.name: row.reason or "" for row in in_table_order(rows) if row.status == "failed"}

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from analysis.audit.recommend import Comparison, compare, recommend_at_compute, recommend_one, shapes_of_sizes
 from analysis.fit.recommendation import NamedFit
 from analysis.law.near_optimal import Within
-from analysis.law.shape import ComputeShape
+from analysis.law.shape import ComputeShape, Recommendation
 from core.command_line import command, option
 from core.errors import InputError
 from core.files import to_json

@@ -18,10 +18,11 @@ from interplay.result import View
 from interplay.verbs.load_spec import load_spec
 from study.errors import SpecError
 from study.plan import Plan, make_plan
+from study.plan.rows import Row, in_table_order
 from study.spec.recorded import study_source
 from study.spec.study import StudySpec
 from study.spec.yaml_file import SPEC
-from study.tracking.ledger import Row, in_table_order, study_rows
+from study.tracking.ledger import study_rows
 from study.tracking.study_paths import StudyPaths, study_paths
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from core.numbers import digits, scientific, short
 from study.errors import SpecError
@@ -205,23 +205,6 @@ def describe_network(cells: Sequence[PlannedCell]) -> str:
     """Return the trained network of cells of one study in words."""
     recipe = cells[0].cell.recipe
     return family(recipe.network).describe((planned.cell.shape for planned in cells), recipe)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a cell as a search needs it."""
-
-    loss: float | None
-    """None if the cell diverged or failed."""
-    share: float = 1.0
-    """Share of the steps that were trained."""
-    status: Literal["done", "diverged", "failed"] = "done"
-
-    @property
-    def kind(self) -> str:
-        """The status; `diverged` for a cell without a loss that is recorded as done."""
-        lost = self.loss is None or not math.isfinite(self.loss)
-        return "diverged" if lost and self.status == "done" else self.status
 
 
 @dataclass(frozen=True)

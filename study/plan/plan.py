@@ -9,8 +9,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from analysis.runs.epochs import repeat_warning
 from core.errors import InputError, shortened, some
 from core.numbers import counted, scientific
@@ -60,7 +58,7 @@ class Plan:
     planner: Planner = field(repr=False, compare=False)
     """Plans cells that are not listed."""
     more: tuple[PlannedCell, ...] = ()
-    """Cells not in `cells` that a search may train or that were trained: shapes at other budgets and more seeds."""
+    """Cells not in `cells` that a search may train: shapes at other budgets and more seeds."""
 
     @property
     def search(self) -> SearchSection:
@@ -74,7 +72,7 @@ class Plan:
 
     @cached_property
     def pool(self) -> tuple[PlannedCell, ...]:
-        """All cells the study may train, with the known sensitivity runs."""
+        """All cells the study may train, sensitivity runs not counted."""
         return (*self.cells, *self.more)
 
     @cached_property
@@ -302,29 +300,15 @@ def _check(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
 
 
 def _most(search: CrossingSection, cells: Sequence[PlannedCell], attribute: str) -> float:
-    """Return the largest sum of an attribute, such as `device_seconds`, of cells within the limits of a search.
+    """Return an upper bound of the sum of an attribute, such as `device_seconds`, within the limits of a search.
 
-    Small cells take more seconds per FLOP than large ones: the limit of FLOPs alone gave a half of what a search of
-    minutes took. With a price per FLOP in place of their limit the best cells are those with the largest gains. Every
-    price gives an upper bound, and the lowest of these is the optimum of cells that may be trained in part.
+    Small cells take more seconds per FLOP than large ones, so that the limit of FLOPs counts at the largest rate.
     """
-    limit = search.max_flops
-    values, flops = (
-        np.array([getattr(p, name) for p in cells], dtype=float) for name in (attribute, "flops")
-    )
-    if limit is None:
-        return float(np.sort(values)[::-1][: search.max_cells].sum())
-
-    def bound(price: float) -> float:
-        gains = np.sort(np.maximum(values - price * flops, 0.0))[::-1]
-        return float(gains[: search.max_cells].sum() + price * limit)
-
-    # It is convex in the price.
-    low, high = 0.0, float(np.max(values / flops))
-    for _ in range(100):
-        third = (high - low) / 3
-        low, high = (low, high - third) if bound(low + third) <= bound(high - third) else (low + third, high)
-    return bound(low)
+    longest = math.fsum(sorted((getattr(p, attribute) for p in cells), reverse=True)[: search.max_cells])
+    if search.max_flops is None:
+        return longest
+    rate: float = max(getattr(p, attribute) / p.flops for p in cells)
+    return min(longest, search.max_flops * rate)
 
 
 def wall_seconds(work: Iterable[tuple[float, int]], slots: int) -> float:

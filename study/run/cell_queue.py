@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from study.plan import PlannedCell
+from study.plan.rows import Row
 from study.run.interrupts import StopSignals
 from study.run.trial import TrialSettings, saved_step, trial_config
-from study.search import Outcome, Source
+from study.search import Source
 from study.workers.causes import Place
 from study.workers.machines import MachineLosses
 from trainables.layout import Layout
@@ -16,8 +17,6 @@ from trainables.progress import Progress, Result
 #: Seconds for which no other cell is started because a gang waits for room on the live machines. Devices
 #: that other studies hold may be why it waits, and free ones are then better used.
 HOLD_SECONDS = 3600.0
-#: The outcome of a cell whose trial is lost for good.
-FAILED = Outcome(None, status="failed")
 
 
 class CellCallback(Protocol):
@@ -29,10 +28,10 @@ class CellCallback(Protocol):
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
         """A running cell has reported."""
 
-    def ended(self, planned: PlannedCell, result: Result) -> None:
+    def ended(self, planned: PlannedCell, result: Result) -> object:
         """A cell is done or diverged."""
 
-    def failed(self, planned: PlannedCell, reason: str) -> None:
+    def failed(self, planned: PlannedCell, reason: str) -> object:
         """A cell failed and will not be tried again in this run."""
 
     def retried(self, planned: PlannedCell, reason: str) -> None:
@@ -40,6 +39,16 @@ class CellCallback(Protocol):
 
     def notice(self, text: str) -> None:
         """Something happened to the run that the user should read."""
+
+
+class CellRecorder(CellCallback, Protocol):
+    """The first to learn of each event: it makes the rows of cells, which the source is told next."""
+
+    def ended(self, planned: PlannedCell, result: Result) -> Row:
+        """Record a cell that is done or diverged, and return its row."""
+
+    def failed(self, planned: PlannedCell, reason: str) -> Row:
+        """Record a cell that failed, and return its row."""
 
 
 @dataclass
@@ -113,23 +122,19 @@ class CellQueue:
     def _is_together(self, layout: Layout) -> bool:
         return layout.tensor_parallel > 1 or self.losses.slots.are_on_one_machine(layout)
 
-    def end(self, trial_id: str, outcome: Outcome = FAILED) -> PlannedCell | None:
-        """Forget a trial and pass its outcome to the source, once; return None if it has ended already."""
-        attempt = self.attempts.pop(trial_id, None)
-        if attempt is None:
-            return None
-        self.source.tell(attempt.planned.cell.key, outcome)
-        return attempt.planned
+    def end(self, trial_id: str, row: Row) -> None:
+        """Forget a trial and pass the row of its cell to the source."""
+        del self.attempts[trial_id]
+        self.source.tell(row)
 
     def lose(self, trial_id: str) -> bool:
-        """End a trial whose process was lost; return whether its cell is tried again."""
+        """Count a trial whose process was lost; return whether its cell is tried again. If not, it has failed."""
         planned = self.attempts[trial_id].planned
         key = planned.cell.key
         step, losses = self._lost.get(key, (0, 0))
         saved = saved_step(self.settings, key)
         self._lost[key] = (saved, 0) if saved > step else (step, losses + 1)
         if self._lost[key][1] > self.retries:
-            self.end(trial_id)
             return False
         del self.attempts[trial_id]
         self.next.append(planned)

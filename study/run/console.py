@@ -16,6 +16,7 @@ from analysis.units import bits_per_byte
 from core.numbers import duration, scientific
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan, wall_seconds
+from study.search import Search
 from trainables.progress import Progress, Result
 
 #: Most lines that fit a screen. With more budgets the table has only depths; running cells fill the rest.
@@ -39,8 +40,14 @@ class Viewer:
     Another thread draws the table while cells start and end, so it iterates over copies.
     """
 
-    def __init__(self, plan: Plan, slots: int, total: int, console: Console) -> None:
-        """Begin without finished cells, of which there will be `total`; `live` draws the table."""
+    def __init__(
+        self, plan: Plan, slots: int, total: int, console: Console, search: Search | None = None
+    ) -> None:
+        """Begin without finished cells, of which there will be `total`; `live` draws the table.
+
+        The estimates of the `search` are shown.
+        """
+        self.search = search
         self.plan, self.slots, self.total, self.console = plan, slots, total, console
         self.losses: dict[str, float | None] = {}
         self.running: dict[str, _Running] = {}
@@ -84,6 +91,7 @@ class Viewer:
     def ended(self, planned: PlannedCell, result: Result) -> None:
         """Show a cell that is done or diverged."""
         self.add_finished({planned.cell.key: result.loss})
+        self._read_news(planned)
         if not result.resumed_from:
             self.measured += result.train_seconds
             self.estimated += self._as_planned(planned).seconds
@@ -104,7 +112,12 @@ class Viewer:
         self._missing.pop(planned.cell.key, None)
         self.running.pop(planned.cell.key, None)
         self._failed.add(planned.cell.key)
+        self._read_news(planned)
         self.console.print(f"[red]failed[/] {planned.title}: ", Text(reason))
+
+    def _read_news(self, planned: PlannedCell) -> None:
+        if self.search and not planned.purpose and (state := self.search.news()):
+            self.note = state.estimate.words if state.estimate else ""
 
     def retried(self, planned: PlannedCell, reason: str) -> None:
         """Show that a trial was lost; its cell resumes from its checkpoint."""

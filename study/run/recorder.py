@@ -1,4 +1,4 @@
-"""Records the events of cells: rows in the ledger, curves in the tracker, lines on the screen."""
+"""Records the events of cells: rows in the ledger, curves in the tracker."""
 
 import json
 import time
@@ -6,11 +6,10 @@ from typing import Any
 
 from analysis.units import bits_per_byte
 from study.plan import Plan, PlannedCell
+from study.plan.rows import COLUMNS, Parameters, Row, Status
 from study.revision import revision
-from study.run.console import Viewer
-from study.search import Search
 from study.spec.devices import DEVICES
-from study.tracking.ledger import COLUMNS, CurveUpdate, Parameters, Row, Status
+from study.tracking.ledger import CurveUpdate
 from study.tracking.mirror import Mirror
 from study.tracking.study_paths import StudyPaths
 from trainables.progress import Progress, Result
@@ -24,15 +23,12 @@ AS_MEASURED = (
 
 
 class Recorder:
-    """A `study.run.cell_queue.CellCallback` that makes rows of events for ledger, tracker and screen."""
+    """A `study.run.cell_queue.CellRecorder` that makes rows of events for ledger and tracker."""
 
     def __init__(self, plan: Plan, rows: dict[str, Row], mirror: Mirror, paths: StudyPaths) -> None:
         """Begin with the rows of earlier runs, to which those of this one are added."""
         self.plan, self.rows, self.mirror, self.paths = plan, rows, mirror, paths
         self.ledger, self.unfinished = paths.ledger, paths.unfinished
-        self.viewer: Viewer | None = None
-        self.search: Search | None = None
-        self.sensitivity_cells = 0
         self.revision = revision()
         self.trained = 0
         self.wall_seconds = 0.0
@@ -41,62 +37,43 @@ class Recorder:
         """Sum over the ranks of all trials of the time in their own training steps and evaluations."""
         self._last_end = max((row.ended for row in rows.values()), default=0.0)
 
-    def add_sensitivity_cells(self, count: int) -> None:
-        """Add the cells of the sensitivity runs to the total, once they are decided."""
-        self.sensitivity_cells = count
-        if self.viewer:
-            self.viewer.total += count
-
     def started(self, planned: PlannedCell) -> None:
         """Record that a cell has started, or starts again after its trial was lost."""
         key, row = planned.cell.key, self.rows.get(planned.cell.key)
         lost = self.unfinished.lost_trials(key) or list(row.lost if row else ())
         self.unfinished.start(key, lost)
         self._send(planned, lost=tuple(lost))
-        if self.viewer:
-            self.viewer.started(planned)
 
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
         """Send a part of a running cell's curve."""
         points, evaluations = list(progress.points), list(progress.evaluations)
         self._send(planned, points=points, evaluations=evaluations, start=progress.start)
-        if self.viewer:
-            self.viewer.progress(planned, progress)
 
-    def ended(self, planned: PlannedCell, result: Result) -> None:
-        """Record the row of a cell that is done or diverged."""
+    def ended(self, planned: PlannedCell, result: Result) -> Row:
+        """Record and return the row of a cell that is done or diverged."""
         self.trained += 1
         self.train_seconds += (result.train_seconds - result.resumed_seconds) * planned.layout.ranks
-        self._record(planned, result.status, result.reason, result)
+        row = self._record(planned, result.status, result.reason, result)
         discard(under(self.paths.checkpoints, planned.cell.key))
-        if self.viewer:
-            self.viewer.ended(planned, result)
+        return row
 
-    def failed(self, planned: PlannedCell, reason: str) -> None:
-        """Record the row of a cell that failed and is not tried again in this run."""
-        self._record(planned, "failed", reason, None)
-        if self.viewer:
-            self.viewer.failed(planned, reason)
+    def failed(self, planned: PlannedCell, reason: str) -> Row:
+        """Record and return the row of a cell that failed and is not tried again in this run."""
+        return self._record(planned, "failed", reason, None)
 
     def retried(self, planned: PlannedCell, reason: str) -> None:
         """Record that a trial of a cell was lost, at once: the driver may be stopped before the cell ends."""
         self.unfinished.lose(planned.cell.key, reason)
         self._send(planned, lost=tuple(self.unfinished.lost_trials(planned.cell.key)))
-        if self.viewer:
-            self.viewer.retried(planned, reason)
 
     def notice(self, text: str) -> None:
-        """Show a sentence about the run."""
-        if self.viewer:
-            self.viewer.notice(text)
+        """Record nothing: a sentence about the run is for those who watch it."""
 
     def _send(self, planned: PlannedCell, **parts: Any) -> None:
         parameters = cell_parameters(self.plan, planned)
         self.mirror.put(CurveUpdate(planned.cell.key, planned.title, parameters, **parts))
 
-    def _record(
-        self, planned: PlannedCell, status: Status, reason: str | None, result: Result | None
-    ) -> None:
+    def _record(self, planned: PlannedCell, status: Status, reason: str | None, result: Result | None) -> Row:
         # In milliseconds, and never the same twice: a search resumes from the rows in this order.
         self._last_end = max(round(time.time(), 3), round(self._last_end + 0.001, 3))
         row = Row(
@@ -117,8 +94,7 @@ class Recorder:
         self.mirror.ended(row)
         self.unfinished.end(row.cell)
         self.rows[row.cell] = row.without_curves()
-        if self.viewer and self.search and not planned.purpose and (state := self.search.news()):
-            self.viewer.note = state.estimate.words if state.estimate else ""
+        return row
 
 
 def cell_parameters(plan: Plan, planned: PlannedCell) -> Parameters:

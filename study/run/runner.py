@@ -18,9 +18,10 @@ from core.errors import InputError
 from core.extras import need
 from core.numbers import duration
 from study.errors import SpecError
-from study.plan import Plan, make_plan
+from study.plan import Plan, PlannedCell, make_plan
 from study.plan.cells import with_trials_per_gpu
 from study.plan.prices import money
+from study.plan.rows import Row, run_table
 from study.revision import revision
 from study.run.console import Viewer
 from study.run.interrupts import request_stop, stop_signals
@@ -29,21 +30,14 @@ from study.run.recorder import Recorder
 from study.run.trial import GpuSettings, TrialSettings
 from study.run.tuner import run_cells
 from study.search import Source, make_search
-from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
-from study.search.source import DATABASE, database_problem
+from study.search.sensitivity_runs import sensitivity_cells
+from study.search.source import DATABASE, ListedCells, database_problem
 from study.spec.study import StudySpec
 from study.spec.yaml_file import SPEC
 from study.tracking.lease import LOST_SECONDS, Driver, leased
-from study.tracking.ledger import (
-    Row,
-    outcomes,
-    study_rows,
-    unfinished_cells,
-    versions,
-    with_recorded,
-)
+from study.tracking.ledger import ended_rows, study_rows, unfinished_cells, versions
 from study.tracking.study_paths import StudyPaths, check_owner, study_paths
-from study.tracking.tables import run_table, study_of_rows
+from study.tracking.tables import study_of_rows
 from study.tracking.targets import make_mirror, progress
 from study.workers import machines
 from study.workers.launch_failures import report_launch_failures
@@ -129,7 +123,7 @@ class _Run:
         for problem in self.mirror.open():
             self._warn(f"{problem}. Rows are kept in {paths.ledger.name} until it can be used.")
         rows = study_rows(plan, recorded)
-        self.rows, self.plan = rows, with_recorded(plan, rows)
+        self.rows, self.plan = rows, plan
         done = {key for key, row in rows.items() if row.status != "failed"}
         for key in done.intersection(open_storage(paths.checkpoints).tags()):
             # A driver was killed between recording the row and deleting the checkpoint.
@@ -144,8 +138,9 @@ class _Run:
                 "needs only the rows. If the file is damaged, delete it."
             )
             database = None
-        self.search = make_search(spec, self.plan, outcomes(rows), unfinished, database=database)
-        self.recorder.search = self.search
+        self.search = make_search(spec, self.plan, ended_rows(rows), unfinished, database=database)
+        self.sensitivity = self._missing_sensitivity_runs() if self.search.done else []
+        """The sensitivity runs to do, once they are known."""
 
     def _warn(self, text: str) -> None:
         self.console.print(Text(text, style="yellow"))
@@ -176,17 +171,21 @@ class _Run:
         failed = {key: row.reason or "" for key, row in self.rows.items() if row.status == "failed"}
         return Summary(recorder, failed, finished, fit, report, copy, hints)
 
-    def _source(self) -> Source:
-        """The cells of the search, and after them those of the sensitivity runs, if the study has any."""
+    def _sources(self, viewer: Viewer) -> Iterator[Source]:
+        """The search, and after its end the sensitivity runs, which follow from its rows."""
+        if not self.search.done:
+            yield self.search
+            self.sensitivity = self._missing_sensitivity_runs()
+            viewer.total += len(self.sensitivity)
+        if self.sensitivity:
+            yield ListedCells(self.sensitivity)
+
+    def _missing_sensitivity_runs(self) -> list[PlannedCell]:
         if self.spec.sensitivity is None:
-            return self.search
-        rows = self.rows
-        return ThenSensitivityRuns(
-            self.search,
-            lambda key: key in rows and rows[key].status != "failed",
-            lambda: sensitivity_cells(self.spec, self.plan, study_of_rows(rows, self.plan.name)),
-            self.recorder.add_sensitivity_cells,
-        )
+            return []
+        ended = ended_rows(self.rows)
+        cells = sensitivity_cells(self.spec, self.plan, study_of_rows(self.rows, self.plan.name))
+        return [planned for planned in cells if planned.cell.key not in ended]
 
     def _answer(self, finished: bool, conclude: Conclude | None) -> tuple[Fit | None, Path | None]:
         """Write the run table; of a finished study with losses also the fit and the report."""
@@ -208,8 +207,7 @@ class _Run:
 
     def _train(self) -> bool:
         """Pack the data, start Ray unless a cluster was joined, and run the cells; False if the user stopped it."""
-        source = self._source()
-        if source.done:
+        if self.search.done and not self.sensitivity:
             return True
         self._announce()
         spec, resources, cluster = self.spec, self.spec.resources, self.cluster
@@ -230,17 +228,19 @@ class _Run:
                 with self.console.status("starting Ray"):
                     stack.enter_context(private_ray(slots))
             self.check_interrupt()
-            viewer = Viewer(self.plan, slots.devices, self._total, self.console)
+            viewer = Viewer(self.plan, slots.devices, self._total, self.console, self.search)
             viewer.add_finished(self._done())
-            self.recorder.viewer = viewer
             if self.console.is_terminal:
                 stack.enter_context(viewer.live)
             began = time.monotonic()
             try:
-                return run_cells(
-                    source, slots, self._settings(), resources.max_retries, self.recorder,
-                    scratch=self.paths.folder / "tune", one_machine=cluster is None,
-                )  # fmt: skip
+                for source in self._sources(viewer):
+                    if not run_cells(
+                        source, slots, self._settings(), resources.max_retries, self.recorder,
+                        scratch=self.paths.folder / "tune", one_machine=cluster is None, listeners=[viewer],
+                    ):  # fmt: skip
+                        return False
+                return True
             finally:
                 self.recorder.wall_seconds = time.monotonic() - began
 
@@ -253,7 +253,7 @@ class _Run:
         except (SpecError, OSError) as error:
             self._warn(f"The times of the plan stay estimates: {error}")
         else:
-            self.plan = with_recorded(make_plan(self.spec), self.rows)
+            self.plan = make_plan(self.spec)
             busy = (
                 " The machine was busy meanwhile; the next run times them again." if timed.speed.busy else ""
             )
@@ -264,7 +264,7 @@ class _Run:
 
     @property
     def _total(self) -> int:
-        return self.search.total + self.recorder.sensitivity_cells
+        return self.search.total + len(self.sensitivity)
 
     def _slots(self) -> machines.Slots:
         """The slots of the cluster or of this machine, which are refused if they cannot hold all cells."""

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,16 @@ from ray.tune.execution import tune_controller
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.search import Searcher
 
+from study.plan import PlannedCell
+from study.plan.rows import Row
 from study.plan.saves import seconds_to_save
-from study.run.cell_queue import CellCallback, CellQueue
+from study.run.cell_queue import CellCallback, CellQueue, CellRecorder
 from study.run.trial import read_report
-from study.search import Outcome
 from study.workers.causes import failure_reason, lost_place
 from study.workers.machines import Slots
 from study.workers.ray_session import make_stop_event
 from trainables.layout import Layout
+from trainables.progress import Result
 
 #: Ray's label for the id of a machine.
 NODE_LABEL = "ray.io/node-id"
@@ -71,11 +73,21 @@ class CellSearcher(_NotPickled, Searcher):
 
 
 class StudyCallback(_NotPickled, tune.Callback):
-    """Passes Tune's events on as those of cells, and notes which machines lose trials."""
+    """Passes Tune's events on as those of cells, and notes which machines lose trials.
 
-    def __init__(self, queue: CellQueue, events: CellCallback, *, one_machine: bool) -> None:
+    The recorder learns of each event first, then the source, and then the listeners.
+    """
+
+    def __init__(
+        self,
+        queue: CellQueue,
+        recorder: CellRecorder,
+        listeners: Sequence[CellCallback] = (),
+        *,
+        one_machine: bool,
+    ) -> None:
         super().__init__()
-        self.queue, self.events, self.one_machine = queue, events, one_machine
+        self.queue, self.recorder, self.listeners, self.one_machine = queue, recorder, listeners, one_machine
         self.error: Exception | None = None
         """What was raised while an event was recorded."""
 
@@ -83,7 +95,7 @@ class StudyCallback(_NotPickled, tune.Callback):
         """Report that a cell has its devices."""
         if attempt := self.queue.attempts.get(trial.trial_id):
             attempt.started = True
-            self._notify(self.events.started, attempt.planned)
+            self._notify("started", attempt.planned)
 
     def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
         """Read the report of a trial."""
@@ -96,41 +108,45 @@ class StudyCallback(_NotPickled, tune.Callback):
             attempt.place = report.place
         if report.progress:
             attempt.save_seconds = report.progress.save_seconds or attempt.save_seconds
-            self._notify(self.events.progress, planned, report.progress)
+            self._notify("progress", planned, report.progress)
         if report.interrupted:
             del self.queue.attempts[name]
         if ended := report.result:
-            self.queue.end(name, Outcome(ended.loss, ended.step / planned.cell.recipe.steps, ended.status))
-            self._notify(self.events.ended, planned, ended)
+            self._end(name, "ended", planned, ended)
         if report.failure:
-            self.queue.end(name)
-            self._notify(self.events.failed, planned, report.failure)
+            self._end(name, "failed", planned, report.failure)
 
     def on_trial_recover(self, trial: Any, **_: Any) -> None:
         """Report a trial that Tune tries again by itself: one whose machine Ray reports as taken back (preempted)."""
         if attempt := self.queue.attempts.get(trial.trial_id):
             reason = self._reason(trial)
             attempt.started, attempt.since, attempt.place = False, time.monotonic(), None
-            self._notify(self.events.retried, attempt.planned, reason)
+            self._notify("retried", attempt.planned, reason)
 
     def on_trial_error(self, trial: Any, **_: Any) -> None:
         """Try the cell of a lost trial again, as a new trial, or have it fail."""
         if attempt := self.queue.attempts.get(trial.trial_id):
             reason = self._reason(trial)
-            event = self.events.retried if self.queue.lose(trial.trial_id) else self.events.failed
-            self._notify(event, attempt.planned, reason)
+            if self.queue.lose(trial.trial_id):
+                self._notify("retried", attempt.planned, reason)
+            else:
+                self._end(trial.trial_id, "failed", attempt.planned, reason)
             place = lost_place(trial_error(trial), attempt.place)
             losses, planned = self.queue.losses, attempt.planned
             if place and not self.one_machine and losses.add(place.node, planned.cell.key):
                 avoided = losses.avoided(planned.layout)
                 fate = "it is avoided in this run" if avoided else "no other can take its cells"
                 text = f"Several trials were lost on the machine {place.host} (Ray's node {place.node[:8]}): {fate}."
-                self._notify(self.events.notice, text)
+                self._notify("notice", text)
 
     def on_trial_complete(self, trial: Any, **_: Any) -> None:
         """Have a cell fail whose trial has ended and not reported its result."""
-        if planned := self.queue.end(trial.trial_id):
-            self._notify(self.events.failed, planned, "the trial ended without a result")
+        if attempt := self.queue.attempts.get(trial.trial_id):
+            self._end(trial.trial_id, "failed", attempt.planned, "the trial ended without a result")
+
+    def notice(self, text: str) -> None:
+        """Pass on a sentence about the run."""
+        self._notify("notice", text)
 
     def _reason(self, trial: Any) -> str:
         attempt, slots = self.queue.attempts[trial.trial_id], self.queue.losses.slots
@@ -138,9 +154,20 @@ class StudyCallback(_NotPickled, tune.Callback):
             trial_error(trial), attempt.planned, slots, attempt.place, is_local=self.one_machine
         )
 
-    def _notify(self, event: Callable[..., None], *arguments: Any) -> None:
+    def _end(self, trial_id: str, event: str, planned: PlannedCell, how: Result | str) -> None:
+        """Have the row of a cell made, tell it to the source, then the event to the listeners."""
+        row: Row = self._call(getattr(self.recorder, event), planned, how)
+        self.queue.end(trial_id, row)
+        for listener in self.listeners:
+            self._call(getattr(listener, event), planned, how)
+
+    def _notify(self, event: str, *arguments: Any) -> None:
+        for listener in (self.recorder, *self.listeners):
+            self._call(getattr(listener, event), *arguments)
+
+    def _call(self, event: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            event(*arguments)
+            return event(*arguments)
         except Exception as error:
             self.error = error
             raise

@@ -2,30 +2,29 @@
 
 from pathlib import Path
 
-from study.plan.cells import Outcome
 from study.plan.plan import Plan
-from study.search.source import GridSearch, Keys, Known, Search, SearchState, Source
+from study.search.source import GridSearch, Keys, Rows, Search, SearchState, Source
 from study.spec.search import CrossingSection, OptunaSection
 from study.spec.study import StudySpec
 
-__all__ = ["Outcome", "Search", "SearchState", "Source", "make_search"]
+__all__ = ["Search", "SearchState", "Source", "make_search"]
 
 
 def make_search(
     spec: StudySpec,
     plan: Plan,
-    known: Known,
+    rows: Rows,
     begun: Keys = (),
     workers: int | None = None,
     database: Path | None = None,
 ) -> Search:
-    """Return the search of a study, resumed from its results.
+    """Return the search of a study, resumed from its rows.
 
     Args:
         spec: the study.
         plan: its cells.
-        known: outcomes of ended cells.
-        begun: keys of cells without an outcome, which come first.
+        rows: of ended cells.
+        begun: keys of cells without a row, which come first.
         workers: how many cells run at once; by default the plan's slots.
         database: SQLite file of the Optuna studies; without it they are kept in memory, by `grid` and `crossing` not
             at all.
@@ -33,15 +32,15 @@ def make_search(
     if isinstance(spec.search, OptunaSection):
         from study.search.optuna_search import OptunaSearch, OptunaStudies
 
-        return OptunaSearch(plan, known, begun, OptunaStudies(plan, known, begun, database, spec.search))
+        return OptunaSearch(plan, rows, begun, OptunaStudies(plan, rows, begun, database, spec.search))
     if isinstance(spec.search, CrossingSection):
         from study.search.crossing_search import CrossingSearch
 
-        search: Search = CrossingSearch(plan, spec, known, begun, workers or plan.slots)
+        search: Search = CrossingSearch(plan, spec, rows, begun, workers or plan.slots)
     else:
-        search = GridSearch(plan, known)
+        search = GridSearch(plan, rows)
     if database is not None:
         from study.search.optuna_search import OptunaStudies
 
-        search.trials = OptunaStudies(plan, known, begun, database)
+        search.trials = OptunaStudies(plan, rows, begun, database)
     return search

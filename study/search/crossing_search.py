@@ -6,18 +6,19 @@ was killed resumes identically.
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
-from typing import NamedTuple
 
 import pandas as pd
 
 from analysis.design.next_cells import Choice, Option, propose
 from analysis.design.objective import CHECKS, Estimate, Objective, estimate, reached
 from analysis.design.power import AHEAD
+from analysis.runs.columns import COLUMNS
+from analysis.runs.table import RunTable
 from core.numbers import prefixed
-from study.plan.cells import Outcome, PlannedCell
+from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
-from study.search.source import Keys, Known, Search, SearchEnd, SearchState
+from study.plan.rows import Row, run_table
+from study.search.source import Keys, Rows, Search, SearchEnd, SearchState
 from study.spec.search import CrossingSection
 from study.spec.study import StudySpec
 
@@ -30,20 +31,6 @@ LEAST_GROUP = 8
 CHECK_SHARE = 1 / 20
 
 
-class EndedRow(NamedTuple):
-    """An ended cell as a row of the frames that `analysis.design` takes."""
-
-    depth: int
-    width: int
-    params: float
-    lr_factor: float
-    lr: float
-    seed: int
-    loss: float
-    """NaN if there is none."""
-    status: str
-
-
 class CrossingSearch(Search):
     """The cells of a plan, the most informative for their cost first, until a limit is reached.
 
@@ -51,12 +38,15 @@ class CrossingSearch(Search):
     is thus not repeated for each cell, and it still follows from the rows alone.
     """
 
-    def __init__(self, plan: Plan, spec: StudySpec, known: Known, begun: Keys = (), workers: int = 1) -> None:
-        """Resume from the outcomes of ended cells; `begun` are those without one, which come first."""
+    def __init__(self, plan: Plan, spec: StudySpec, rows: Rows, begun: Keys = (), workers: int = 1) -> None:
+        """Resume from the rows of ended cells; `begun` are the keys of those without one, which come first.
+
+        Rows of cells that the plan does not list, which were chosen under other limits, count as all others do.
+        """
         assert isinstance(spec.search, CrossingSection)
-        self.total, self._workers = plan.cell_count, workers
+        self.total, self._workers, self._name = plan.cell_count, workers, plan.name
         self._section, self._objective = spec.search, objective_of(spec)
-        # Sensitivity runs and cells of other studies are not the search's.
+        # Sensitivity runs are not the search's.
         self._cells = {planned.cell.key: planned for planned in plan.main}
         self._options = {key: _option(planned) for key, planned in self._cells.items()}
         self._keys = {option: key for key, option in self._options.items()}
@@ -65,7 +55,7 @@ class CrossingSearch(Search):
         self._running: dict[str, Option] = {}
         """In the order in which they began."""
         self._ended: list[Option] = []
-        self._rows: list[EndedRow] = []
+        self._rows: list[Row] = []
         """Of the ended cells, in the order in which they ended."""
         self._spent: list[float] = []
         """Training FLOPs of the ended cells, up to the last step of a diverged one."""
@@ -76,11 +66,10 @@ class CrossingSearch(Search):
         self._queue: list[Choice] = []
         self._basis: tuple[int, int] | None = None
         """The rows and the affordable cells that the queue was chosen by; None before the first choice."""
-        for key, outcome in known.items():
-            if key in self._cells:
-                self._begin(key)
-                self._end(key, outcome)
-        self._waiting = [self._begin(key) for key in begun if key in self._cells and key not in known]
+        for row in rows.values():
+            if not row.purpose:
+                self._end(row)
+        self._waiting = [self._begin(key) for key in begun if key in self._cells and key not in rows]
         self.ending = self._ending()
 
     @property
@@ -105,8 +94,8 @@ class CrossingSearch(Search):
         self.ending = self._limit()
         return planned
 
-    def _record(self, key: str, outcome: Outcome) -> None:
-        self._end(key, outcome)
+    def _record(self, row: Row) -> None:
+        self._end(row)
         if self.ending is None:
             self.ending = self._ending() if self._is_due() else self._limit()
 
@@ -125,7 +114,7 @@ class CrossingSearch(Search):
     def _estimate(self, count: int) -> Estimate:
         """Return the estimate from the first rows that ended."""
         if count not in self._estimates:
-            self._estimates[count] = estimate(frame(self._rows[:count]), self._objective)
+            self._estimates[count] = estimate(self._table(count), self._objective)
         return self._estimates[count]
 
     def _begin(self, key: str) -> PlannedCell:
@@ -133,11 +122,18 @@ class CrossingSearch(Search):
         self._running[key] = self._options[key]
         return self._cells[key]
 
-    def _end(self, key: str, outcome: Outcome) -> None:
-        planned = self._cells[key]
-        self._ended.append(self._running.pop(key))
-        self._rows.append(row_of(planned, outcome))
-        self._spent.append(planned.flops * outcome.share)
+    def _end(self, row: Row) -> None:
+        self._tried.add(row.cell)
+        self._running.pop(row.cell, None)
+        option = self._options.get(row.cell) or _recorded(row)
+        self._ended.append(option)
+        self._rows.append(row)
+        self._spent.append(option.cost * row.trained_share)
+
+    def _table(self, count: int) -> RunTable | None:
+        """Return the run table of the first rows that ended; None without rows."""
+        rows = {row.cell: row for row in self._rows[:count]}
+        return run_table(rows, self._name) if rows else None
 
     def _upcoming(self) -> list[Choice]:
         """Return the next choices, best first.
@@ -152,7 +148,8 @@ class CrossingSearch(Search):
             options = self._affordable()
             pending = [*self._ended[seen:], *self._running.values()]
             count = max(group, self._workers - len(self._running))
-            rows = frame(self._rows[:seen])
+            table = self._table(seen)
+            rows = pd.DataFrame(columns=list(COLUMNS)) if table is None else table.frame
             self._queue = propose(rows, pending, options, self._objective, count) if options else []
             self._basis = basis
         return self._queue
@@ -186,7 +183,7 @@ class CrossingSearch(Search):
         tried, most, flops = len(self._tried), self._section.max_cells, self._section.max_flops
         if most is not None and tried >= most:
             return SearchEnd("max_cells", f"the limit of {most:,} cells is reached.")
-        if tried >= len(self._cells):
+        if self._cells.keys() <= self._tried:
             return SearchEnd("options", f"all {tried:,} cells it may train have been tried.")
         # A running cell may diverge, and leave FLOPs for others.
         if flops is not None and not self._running and not self._affordable():
@@ -203,23 +200,17 @@ def group_of(workers: int) -> int:
     return max(LEAST_GROUP, workers // 2) if workers >= MANY_WORKERS else max(1, workers // 2)
 
 
-def row_of(planned: PlannedCell, outcome: Outcome) -> EndedRow:
-    """Return the row of an ended cell."""
-    one = _option(planned)
-    loss = math.nan if outcome.loss is None or math.isinf(outcome.loss) else outcome.loss
-    lr = planned.cell.lr
-    return EndedRow(one.depth, one.width, one.params, one.lr_factor, lr, one.seed, loss, outcome.kind)
-
-
-def frame(rows: Iterable[EndedRow]) -> pd.DataFrame:
-    """Return rows as the frame that `analysis.design` takes, in their order."""
-    return pd.DataFrame(list(rows), columns=list(EndedRow._fields))
-
-
 def _option(planned: PlannedCell) -> Option:
     shape, seed = planned.cell.shape, planned.cell.seed
     params = float(shape.budget_params)
     return Option(shape.depth, shape.width, params, planned.lr_factor, seed, planned.flops)
+
+
+def _recorded(row: Row) -> Option:
+    """Return the option that a row is of."""
+    names = ("depth", "width", "params", "lr_factor", "seed", "flops")
+    depth, width, params, factor, seed, flops = (float(row.parameters[name] or 0) for name in names)
+    return Option(int(depth), int(width), params, factor, int(seed), flops)
 
 
 def objective_of(spec: StudySpec) -> Objective:

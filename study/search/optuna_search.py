@@ -26,10 +26,11 @@ from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from study.errors import SpecError
-from study.plan.cells import Outcome, PlannedCell
+from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
+from study.plan.rows import Row
 from study.search.frontier_sampler import BUDGET, DEPTH, FrontierSampler
-from study.search.source import Keys, Known, Search, Trials, seed_by_seed
+from study.search.source import Keys, Rows, Search, Trials, seed_by_seed
 from study.spec.search import OptunaSection
 
 #: The second parameter of a trial, if a study has several multiples of the learning rate.
@@ -56,7 +57,7 @@ class OptunaStudies(Trials):
     def __init__(
         self,
         plan: Plan,
-        known: Known,
+        rows: Rows,
         begun: Keys = (),
         database: Path | None = None,
         section: OptunaSection | None = None,
@@ -71,7 +72,7 @@ class OptunaStudies(Trials):
         self._studies: dict[float, optuna.Study] = {}
         self._place = f"{plan.name}: {'N' if plan.planner.spec.frontier.flops is None else 'C'}"
         self._storage = RDBStorage(f"sqlite:///{database}") if database else InMemoryStorage()
-        self._outcomes = dict(known)
+        self._rows = dict(rows)
         self._running: set[str] = set()
         several = len({planned.lr_factor for planned in plan.main}) > 1
         spec = plan.planner.spec
@@ -89,7 +90,7 @@ class OptunaStudies(Trials):
             candidate = group.setdefault(tuple(params.values()), _Candidate(at, params, []))
             candidate.cells.append(planned)
             self._of_cell[planned.cell.key] = candidate
-        started = dict.fromkeys(self._of_cell[key] for key in (*known, *begun) if key in self._of_cell)
+        started = dict.fromkeys(self._of_cell[key] for key in (*rows, *begun) if key in self._of_cell)
         for budget in dict.fromkeys(candidate.budget for candidate in started):
             self._restore(budget, [candidate for candidate in started if candidate.budget == budget])
 
@@ -121,12 +122,13 @@ class OptunaStudies(Trials):
         if candidate.trial is None:
             self._enqueue(candidate)
 
-    def end(self, key: str, outcome: Outcome) -> None:
-        """Record the outcome of a cell; its trial ends with the last of the candidate's cells."""
-        self._outcomes[key] = outcome
-        self._running.discard(key)
-        if self._has_ended(self._of_cell[key]):
-            self._tell(self._of_cell[key])
+    def end(self, row: Row) -> None:
+        """Record how a cell ended; its trial ends with the last of the candidate's cells."""
+        self._rows[row.cell] = row
+        self._running.discard(row.cell)
+        candidate = self._of_cell[row.cell]
+        if self._has_ended(candidate):
+            self._tell(candidate)
 
     def close(self) -> None:
         """End the trials of the candidates that have a loss and no running cell: their other seeds are not wanted."""
@@ -139,15 +141,15 @@ class OptunaStudies(Trials):
         return [one.params for one in self._candidates[budget].values() if one.trial is None]
 
     def _has_ended(self, candidate: _Candidate) -> bool:
-        return all(planned.cell.key in self._outcomes for planned in candidate.cells)
+        return all(planned.cell.key in self._rows for planned in candidate.cells)
 
     def _result(self, candidate: _Candidate) -> tuple[float | None, TrialState, dict[str, float]]:
         """Return value, state and attributes of a trial by the cells that have ended."""
         first = candidate.cells[0]
         shape = first.cell.shape
         attributes = {"width": shape.width, "params": shape.budget_params, "flops": first.flops}
-        outcomes = [self._outcomes.get(planned.cell.key) for planned in candidate.cells]
-        losses = [one.loss for one in outcomes if one and one.loss is not None and math.isfinite(one.loss)]
+        rows = [self._rows.get(planned.cell.key) for planned in candidate.cells]
+        losses = [row.loss for row in rows if row and row.loss is not None and math.isfinite(row.loss)]
         if not losses:
             return None, TrialState.FAIL, attributes
         if len(losses) > 1:
@@ -168,7 +170,7 @@ class OptunaStudies(Trials):
             sampler: BaseSampler = RandomSampler(seed=0)
             if self.section:
                 # Other random numbers at each budget, and when a search goes on.
-                seed = self.section.seed + 1000 * self.budgets.index(budget) + len(self._outcomes)
+                seed = self.section.seed + 1000 * self.budgets.index(budget) + len(self._rows)
                 sampler = make_sampler(self.section, seed, lambda: list(self._studies.values()))
             study = optuna.create_study(
                 storage=self._storage,
@@ -320,14 +322,14 @@ class OptunaSearch(Search):
 
     trials: OptunaStudies
 
-    def __init__(self, plan: Plan, known: Known, begun: Keys, trials: OptunaStudies) -> None:
-        """Resume from known results; `begun` are the cells that were cut off, whose candidates come first."""
+    def __init__(self, plan: Plan, rows: Rows, begun: Keys, trials: OptunaStudies) -> None:
+        """Resume from the rows of ended cells; `begun` are the cells that were cut off, whose candidates come first."""
         assert trials.section
         self.trials, self._limit = trials, trials.section.candidates
         self._order = {planned.cell.key: place for place, planned in enumerate(seed_by_seed(plan))}
         seeds = len({planned.cell.seed for planned in plan.cells})
         self.total = seeds * sum(min(self._limit, trials.counts(budget)[1]) for budget in trials.budgets)
-        left = {p.cell.key: p for p in trials.begun_cells() if p.cell.key not in known}
+        left = {p.cell.key: p for p in trials.begun_cells() if p.cell.key not in rows}
         cut_off = [left.pop(key) for key in begun if key in left]
         self._waiting = [*cut_off, *self._in_order(left.values())]
 

@@ -1,14 +1,15 @@
-"""The interface between a search and the driver: take a cell, report its outcome; and the search of a grid."""
+"""The interface between a search and the driver: take a cell, report its row; and the search of a grid."""
 
 import contextlib
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from study.plan.cells import Outcome, PlannedCell
+from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
+from study.plan.rows import Row
 
 if TYPE_CHECKING:
     from analysis.design.objective import Estimate
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 #: The file of the Optuna studies in the folder of a study.
 DATABASE = "optuna.db"
-#: Outcomes of ended cells by cell key, in the order in which they ended.
-Known = Mapping[str, Outcome]
-#: Keys of cells that were begun and have no outcome (failed or cut off), in the order in which they began.
+#: Rows of ended cells by cell key, in the order in which they ended.
+Rows = Mapping[str, Row]
+#: Keys of cells that were begun and have no row (failed or cut off), in the order in which they began.
 Keys = Collection[str]
 
 
@@ -44,8 +45,8 @@ class Source(Protocol):
     def take(self) -> PlannedCell | None:
         """Return the next cell to run; None if no cell can start now."""
 
-    def tell(self, key: str, outcome: Outcome) -> None:
-        """Record the outcome of a cell."""
+    def tell(self, row: Row) -> None:
+        """Use the row of a cell that has ended or failed."""
 
     @property
     def done(self) -> bool:
@@ -75,8 +76,8 @@ class Trials:
     def begin(self, planned: PlannedCell) -> None:
         """Record that a cell runs."""
 
-    def end(self, key: str, outcome: Outcome) -> None:
-        """Record the outcome of a cell."""
+    def end(self, row: Row) -> None:
+        """Record how a cell ended."""
 
     def close(self) -> None:
         """End what is open when no further cell will be taken in this run."""
@@ -98,16 +99,16 @@ class Search(Source):
             self.trials.begin(planned)
         return planned
 
-    def tell(self, key: str, outcome: Outcome) -> None:
-        """Record the outcome of a cell."""
-        self._record(key, outcome)
-        self.trials.end(key, outcome)
+    def tell(self, row: Row) -> None:
+        """Use the row of a cell that has ended or failed."""
+        self._record(row)
+        self.trials.end(row)
 
     def _next(self) -> PlannedCell | None:
         raise NotImplementedError
 
-    def _record(self, key: str, outcome: Outcome) -> None:
-        """Use the outcome of a cell; by default the choice of cells does not depend on outcomes."""
+    def _record(self, row: Row) -> None:
+        """Use the row of a cell; by default the choice of cells does not depend on rows."""
 
     def news(self) -> SearchState | None:
         """Return the state if a check was due after the last ended cell, else None."""
@@ -123,12 +124,12 @@ class Search(Source):
 
 
 class GridSearch(Search):
-    """The cells of a plan that have no outcome."""
+    """The cells of a plan that have no row."""
 
-    def __init__(self, plan: Plan, known: Known) -> None:
+    def __init__(self, plan: Plan, rows: Rows) -> None:
         """Begin with all of them."""
         self.total = len(plan.cells)
-        self._waiting = [planned for planned in seed_by_seed(plan) if planned.cell.key not in known]
+        self._waiting = [planned for planned in seed_by_seed(plan) if planned.cell.key not in rows]
 
     @property
     def done(self) -> bool:
@@ -137,6 +138,26 @@ class GridSearch(Search):
 
     def _next(self) -> PlannedCell | None:
         return self._waiting.pop(0) if self._waiting else None
+
+
+class ListedCells(Source):
+    """Cells in the order given; the choice depends on no row."""
+
+    def __init__(self, cells: Iterable[PlannedCell]) -> None:
+        """Begin with all of them."""
+        self._waiting = list(cells)
+
+    @property
+    def done(self) -> bool:
+        """Whether every cell has ended or is running."""
+        return not self._waiting
+
+    def take(self) -> PlannedCell | None:
+        """Return the next cell to run."""
+        return self._waiting.pop(0) if self._waiting else None
+
+    def tell(self, row: Row) -> None:
+        """Do nothing."""
 
 
 def seed_by_seed(plan: Plan) -> list[PlannedCell]:

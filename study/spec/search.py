@@ -11,14 +11,14 @@ from study.spec.section import Budget, Distinct, Section, Seed
 from study.spec.training import TableRate, TrainingSection
 
 #: The quantities that the sampler `crossing` can estimate.
-ObjectiveName = Literal["depth", "b", "crossings"]
+ObjectiveName = Literal["depth", "crossings"]
 #: Samplers by short names: ours for this question, and Optuna's.
 OPTUNA_NAMES = ("frontier", "tpe", "gp", "random")
 #: Seeds per shape that the sampler `crossing` may train, unless `search.max_seeds` sets another number.
 MOST_SEEDS = 8
 #: Fewest depths whose crossings give an interval of the slope and of a projected depth: two crossings do not.
 LEAST_DEPTHS = 4
-_ESTIMATED = {"depth": "the projected depth", "b": "the slope b", "crossings": "every crossing"}
+_ESTIMATED = {"depth": "the projected depth", "crossings": "every crossing"}
 
 
 class SearchBase(Section):
@@ -103,7 +103,7 @@ class CrossingSection(SearchBase):
     sampler: Literal["crossing"]
     """cells near the crossings"""
     objective: ObjectiveName = "crossings"
-    """what is estimated: all crossings, the best depth projected at `target_params`, or the slope b"""
+    """what is estimated: all crossings, or the best depth projected at `target_params`"""
     target_params: Budget | None = None
     """for the objective depth: the N projected at; default: ten times the largest budget"""
     halfwidth: float | None = Field(default=None, gt=0, le=10)

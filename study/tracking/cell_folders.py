@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from core.files import write_text
-from study.tracking.ledger import CurveUpdate, Row
+from study.plan.rows import Row
+from study.tracking.ledger import CurveUpdate
 from study.tracking.mirror import curve_parts, step_times
 
 #: The file in the folder of a cell that says which row the folder is a copy of.

@@ -5,114 +5,27 @@ import json
 import logging
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any
 
 from core.errors import printable
 from core.files import write_text
-from study.plan import Outcome, Plan
+from study.plan import Plan
+from study.plan.rows import Parameters, Row
 from trainables.cell import Shape
-from trainables.model.family import OPTIONAL
 from trainables.progress import Evaluation, Point
 from trainables.storage.storage import Folder, open_storage, patiently, shown, unusable
 
 _LOG = logging.getLogger(__name__)
 
-#: Parameters of a row that are columns of the run table: `compute` only of cells at equal FLOPs, and those after
-#: `network` only of networks other than the default one.
-COLUMNS = (
-    *("depth", "width", "heads", "params", "total_params", "budget", "compute", "seed", "lr", "lr_factor"),
-    *("tokens", "flops", "network", *OPTIONAL),
-)
 #: Parameters of a row that say where its cell stands in the study.
 PLACE = ("budget", "lr_factor", "seed")
 #: Row files read at a time: an object store takes some 50 ms for each.
 READERS = 16
 #: Libraries that affect a loss or a row.
 PACKAGES = ("interplay", "ray", "torch", "deepspeed", "transformers", "datasets", "mlflow", "optuna")
-
-Status = Literal["done", "diverged", "failed"]
-#: The parameters of a cell by name: its shape, size, seed, learning rate and recipe.
-Parameters = dict[str, str | int | float | None]
-
-
-class Row(BaseModel):
-    """The record of one finished cell: everything that the run table, the report and MLflow need.
-
-    The fields from `train_seconds` to `notes` describe the training; they are empty for a failed cell.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-    cell: str
-    name: str
-    study: str = ""
-    protocol: str
-    purpose: str = ""
-    """Purpose of a cell outside the main study, such as `sensitivity`."""
-    status: Status
-    reason: str | None = None
-    ended: float = 0.0
-    """Time at which the cell finished, in Unix seconds. No two rows of a study have the same."""
-    lost: tuple[str, ...] = ()
-    """Causes of the lost trials."""
-    revision: str = ""
-    parameters: Parameters = {}
-    loss: float | None = None
-    """Final validation loss in nats per token; None unless the cell is done."""
-    bits_per_byte: float | None = None
-    train_seconds: float | None = None
-    tokens_per_second: float | None = None
-    utilisation: float | None = None
-    """Model FLOPs per second over the peak on the data sheet of the device, for all ranks."""
-    memory_bytes: float | None = None
-    epochs: float | None = None
-    trained_share: float = 1.0
-    """Fraction of its steps for which the cell was trained."""
-    measures: dict[str, float] = {}
-    """Measures other than the loss at the end, by name; see `trainables.progress.Evaluation`."""
-    start: dict[str, float] = {}
-    """Measures before the first step, by name."""
-    device: str = ""
-    resumed_from: int = 0
-    """Step of the checkpoint from which the last trial continued; 0 for none."""
-    notes: tuple[str, ...] = ()
-    points: tuple[Point, ...] = ()
-    evaluations: tuple[Evaluation, ...] = ()
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """What the rows of a study are sorted by: the main study first, then compute, N, shape, tokens, rate, seed."""
-        names = ("compute", "budget", "depth", "width", "tokens", "lr_factor", "seed")
-        return self.purpose, *(self.parameters.get(name) or 0 for name in names), self.cell
-
-    def record(self, measures: Collection[str]) -> dict[str, Any]:
-        """Return the row as one flat record of the run table, with these measures, None for those it lacks."""
-        return {
-            "cell": self.cell,
-            **{name: self.parameters[name] for name in COLUMNS if name in self.parameters},
-            "loss": self.loss,
-            "bits_per_byte": self.bits_per_byte,
-            "status": self.status,
-            "reason": self.reason,
-            "vocabulary": self.parameters.get("vocabulary"),
-            "epochs": self.epochs,
-            "train_seconds": self.train_seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "utilisation": self.utilisation,
-            **{name: self.measures.get(name) for name in measures},
-            "protocol": self.protocol,
-            "purpose": self.purpose,
-        }
-
-    def without_curves(self) -> Self:
-        """Return the row with the validation losses as its only curve, so that memory does not grow with a study."""
-        losses = tuple(one.model_copy(update={"measures": {}}) for one in self.evaluations)
-        return self.model_copy(update={"points": (), "evaluations": losses})
 
 
 @dataclass
@@ -271,17 +184,6 @@ def study_rows(plan: Plan, rows: Mapping[str, Row]) -> dict[str, Row]:
     return {row.cell: row for row in sorted(members, key=lambda row: (row.ended, row.cell))}
 
 
-def with_recorded(plan: Plan, rows: Mapping[str, Row]) -> Plan:
-    """Return the plan with the cells of all rows, from which a search resumes."""
-    new = []
-    for row in in_table_order(rows):
-        if plan.by_key(row.cell) is None and (chosen := _chosen_shape(plan, row)):
-            shape, steps = chosen
-            budget, factor, seed = (float(row.parameters.get(name) or 0) for name in PLACE)
-            new.append(plan.planned_for(shape, budget, factor, int(seed), row.purpose, steps))
-    return replace(plan, more=(*plan.more, *new)) if new else plan
-
-
 def _chosen_shape(plan: Plan, row: Row) -> tuple[Shape, int] | None:
     """Return the shape and steps of a row that the plan does not list; None for a row of another study."""
     if row.protocol != plan.protocol or not (row.purpose or plan.search.chooses_cells):
@@ -302,18 +204,9 @@ def _chosen_shape(plan: Plan, row: Row) -> tuple[Shape, int] | None:
     return None
 
 
-def in_table_order(rows: Mapping[str, Row]) -> list[Row]:
-    """Return rows in the order of the run table."""
-    return sorted(rows.values(), key=lambda row: row.place)
-
-
-def outcomes(rows: Mapping[str, Row]) -> dict[str, Outcome]:
-    """Return the outcomes of finished cells for the search, without failed cells, which are tried again."""
-    return {
-        key: Outcome(row.loss, row.trained_share, row.status)
-        for key, row in rows.items()
-        if row.status != "failed"
-    }
+def ended_rows(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Return the rows that a search resumes from: without those of failed cells, which are tried again."""
+    return {key: row for key, row in rows.items() if row.status != "failed"}
 
 
 def unfinished_cells(

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from analysis.runs.mlflow import MEASURE
 from study.errors import SpecError
-from study.tracking.ledger import CurveUpdate, Ledger, Row
+from study.plan.rows import Row
+from study.tracking.ledger import CurveUpdate, Ledger
 from study.tracking.mlflow_store import first_line
 
 #: Seconds between two batches of live curves, and between two attempts to reach an unreachable server.

@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from study.tracking.ledger import CurveUpdate, Row
+from study.plan.rows import Row
+from study.tracking.ledger import CurveUpdate
 from study.tracking.mirror import (
     ENDED,
     curve_parts,

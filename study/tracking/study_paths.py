@@ -20,11 +20,12 @@ from filelock import FileLock, Timeout
 from core.command_line import option
 from study.errors import SpecError
 from study.plan import Plan
+from study.plan.rows import Row
 from study.spec.resources import ResourcesSection
 from study.spec.section import from_environment
 from study.spec.study import StudySpec
 from study.spec.yaml_file import SPEC
-from study.tracking.ledger import Ledger, Row, UnfinishedCells, study_rows
+from study.tracking.ledger import Ledger, UnfinishedCells, study_rows
 from trainables.storage.scratch import NO_LOCKS
 from trainables.storage.storage import Folder, located, open_storage, under
 

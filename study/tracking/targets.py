@@ -5,9 +5,10 @@ from pathlib import Path
 
 from study.errors import SpecError
 from study.plan import Plan, make_plan
+from study.plan.rows import Row
 from study.spec.resources import WandbSection
 from study.spec.study import StudySpec
-from study.tracking.ledger import Row, study_rows
+from study.tracking.ledger import study_rows
 from study.tracking.mirror import Mirror, Target
 from study.tracking.mlflow_mirror import MlflowStudy, spec_parameters
 from study.tracking.mlflow_store import tracking_uri

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from core.command_line import relative
+from study.plan.rows import Row
 from study.tracking.cell_folders import CellFolders
-from study.tracking.ledger import CurveUpdate, Row
+from study.tracking.ledger import CurveUpdate
 from study.tracking.mirror import final_metrics, last_step
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from core.command_line import relative
 from study.errors import SpecError
+from study.plan.rows import Row
 from study.spec.resources import WandbSection
 from study.tracking.cell_folders import CellFolders
-from study.tracking.ledger import CurveUpdate, Row
+from study.tracking.ledger import CurveUpdate
 from study.tracking.mirror import final_metrics, row_tags
 
 #: Seconds that W&B may take to begin or to send the rest of a run, also when the process ends.

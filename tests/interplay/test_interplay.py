@@ -31,8 +31,8 @@ from interplay.verbs.recommend import recommend_each
 from interplay.verbs.theory import theory_bounds
 from study.errors import SpecError
 from study.plan.plan import make_plan
+from study.plan.rows import Row
 from study.run.recorder import cell_parameters
-from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
 from tests.command import interplay as command
 from tests.isoflop import isoflop_table

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.design.objective import Objective, estimate, reached
+from analysis.design import objective as objectives
+from analysis.design.objective import Objective, reached
 from analysis.fit.document import fit
 from analysis.law.threshold_law import solve_depth
 from analysis.runs.table import RunTable
@@ -17,6 +18,10 @@ TRUTH = Truth(2.5, 0.3, (1, 2, 3, 4, 5), noise=0.002)
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(2000, 400_000, 7))
 #: The largest size.
 AHEAD = 400_000.0
+
+
+def estimate(rows, objective):
+    return objectives.estimate(None if rows.empty else RunTable.from_frame(rows), objective)
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +52,14 @@ def test_beyond_ten_times_the_largest_size_there_is_no_estimate(rows):
     assert "more than 10 times" in found.words
 
 
-def test_the_slope_is_that_of_the_fit_and_ends_no_search_if_the_law_is_rejected(rows, fitted):
-    found = estimate(rows, Objective("b"))
-    assert found.value == pytest.approx(fitted.law.b)
-    assert (found.low, found.high) == pytest.approx(fitted.law.b_interval)
+def test_the_depth_of_a_rejected_law_is_as_uncertain_as_the_fit_says(rows):
     bent = rows.assign(loss=rows["loss"] - 0.02 * (rows["depth"] == 3))
-    law = fit(RunTable.from_frame(bent)).law
-    assert law.p_value < 0.05
-    found = estimate(bent, Objective("b"))
-    assert (found.value, found.halfwidth) == (pytest.approx(law.b), math.inf)
+    rejected = fit(RunTable.from_frame(bent))
+    assert rejected.law.p_value < 0.05
+    found, projected = estimate(bent, Objective("depth", AHEAD)), rejected.predict(AHEAD, math.inf)
+    assert found.value == projected.depth_exact
+    assert (found.low, found.high) == projected.depth_interval
+    assert found.halfwidth == projected.halfwidth > 5 * estimate(rows, Objective("depth", AHEAD)).halfwidth
 
 
 def test_the_crossings_have_the_half_width_of_the_least_certain(rows, fitted):
@@ -70,7 +74,7 @@ def test_the_crossings_have_the_half_width_of_the_least_certain(rows, fitted):
 
 def test_order_and_index_of_the_rows_do_not_matter(rows):
     mixed = rows.sample(frac=1, random_state=3)
-    for objective in (Objective("depth", AHEAD), Objective("b"), Objective("crossings")):
+    for objective in (Objective("depth", AHEAD), Objective("crossings")):
         assert estimate(mixed, objective) == estimate(rows, objective)
 
 

@@ -267,7 +267,7 @@ def test_a_factor_whose_sizes_have_too_few_steps_is_proposed_with_the_reason():
 
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
-SEARCH = ("search.sampler=crossing", "search.objective=b", "search.max_cells=40")
+SEARCH = ("search.sampler=crossing", "search.objective=depth", "search.max_cells=40")
 
 
 def searched_table(cells):
@@ -309,7 +309,7 @@ def test_a_search_is_reported_with_its_objective():
     plan = make_plan(spec)
     found = report_facts(spec, plan, table_of(plan.cells), "")["search"]
     assert found is not None
-    assert found.objective.kind == "b"
+    assert found.objective.kind == "depth"
     assert found.ended == ""
 
 

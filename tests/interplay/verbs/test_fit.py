@@ -10,9 +10,9 @@ from interplay.verbs.status import study_status
 from study.errors import SpecError
 from study.plan.layouts import LayoutPlanner
 from study.plan.plan import make_plan
+from study.plan.rows import Row
 from study.run.recorder import cell_parameters
 from study.spec.study import load_spec
-from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
 from tests.study.small import SMALL
 

@@ -14,11 +14,10 @@ from analysis.fit.answer_words import short_answer
 from interplay.verbs.answer import study_fit
 from interplay.verbs.status import status_json, status_table, study_status
 from study.plan.plan import make_plan
+from study.plan.rows import Row, run_table
 from study.run.recorder import cell_parameters
 from study.spec.study import load_spec
-from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
-from study.tracking.tables import run_table
 from tests.study.search.test_crossing_search import loss_of
 from tests.study.small import SMALL
 from tests.study.tracking.test_ledger import hold

@@ -10,13 +10,14 @@ import pytest
 
 from study.errors import SpecError
 from study.plan.plan import make_plan
+from study.plan.rows import run_table
 from study.run.recorder import Recorder
 from study.run.trial import TrialSettings, run_with, trial_config
 from study.spec.study import load_spec
 from study.tracking.mirror import Mirror
 from study.tracking.mlflow_store import tracking_uri
 from study.tracking.study_paths import StudyPaths
-from study.tracking.tables import layer_table, run_table
+from study.tracking.tables import layer_table
 from tests.environment import environment_without
 from tests.stubs import stub_result
 from tests.study.small import SMALL

@@ -21,12 +21,11 @@ from study.run.cell_queue import CellQueue
 from study.run.trial import Report, TrialSettings, read_report
 from study.run.tune_interface import ActorManager, StopWhenSaved, StudyCallback
 from study.run.tuner import run_cells
-from study.search import Outcome
 from study.spec.study import load_spec
 from study.workers.causes import own_place
 from study.workers.machines import MachineLosses, Slots
 from study.workers.ray_session import private_ray
-from tests.stubs import Cells, Recorder, in_layout, stub_result
+from tests.stubs import Cells, Recorder, in_layout, stub_result, stub_row
 from tests.study.small import SMALL
 from trainables.layout import Layout
 from trainables.progress import Evaluation, Point, Progress
@@ -164,15 +163,15 @@ def test_a_gang_waits_for_its_devices_and_no_later_cell_overtakes_it(monkeypatch
 
     assert [key("a"), key("b")] == [one.cell.key, two.cell.key]
     assert key("c") is None
-    queue.end("a", Outcome(1.0))
+    queue.end("a", stub_row(one, 1.0))
     assert key("c") is None, "one device is free, and the gang needs two"
-    queue.end("b", Outcome(1.0))
+    queue.end("b", stub_row(two, 1.0))
     assert key("c") == wide.cell.key
     assert key("d") is None
-    queue.end("c", Outcome(1.0))
+    queue.end("c", stub_row(wide, 1.0))
     assert key("d") == four.cell.key
     assert key("e") is None, "the last cell may be lost, and is then tried again"
-    queue.end("d", Outcome(1.0))
+    queue.end("d", stub_row(four, 1.0))
     assert key("e") == "FINISHED"
 
 
@@ -197,7 +196,7 @@ def test_no_cell_is_begun_beside_a_gang_that_waits_for_devices_which_are_there(m
     assert not starts("three"), "there is room for all, and yet it waits"
     callback.on_trial_start(trial=gang)
     assert starts("three"), "the gang has its place"
-    queue.end("one", Outcome(1.0))
+    queue.end("one", stub_row(cells[1], 1.0))
     callback.on_trial_recover(trial=gang)
     queue.source.cells.append(cells[1])
     assert not starts("four"), "its machine was taken back, and it waits again"

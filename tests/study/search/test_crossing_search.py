@@ -6,17 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from analysis.design.next_cells import LOST_RUNS
 from analysis.design.simulated_study import Truth
 from study.plan.plan import make_plan
+from study.run.console import Viewer
 from study.run.recorder import Recorder
-from study.search import Outcome, make_search
 from study.search import crossing_search as crossing
+from study.search import make_search
 from study.search.crossing_search import checks, group_of
 from study.spec.study import load_spec
 from study.tracking.study_paths import StudyPaths
-from tests.stubs import stub_result
+from tests.stubs import stub_result, stub_row
 from tests.study.small import SMALL
 
 TRUTH = Truth(a=2.4, b=0.28, depths=(1, 2, 4), asymptote=0.72, drop=0.2, noise=0.003, slope=0.05)
@@ -37,7 +39,7 @@ def loss_of(planned):
 
 
 def outcome_of(planned):
-    return Outcome(loss_of(planned))
+    return stub_row(planned, loss_of(planned))
 
 
 def drain(search, workers, outcome=outcome_of, stop=None, order=()):
@@ -58,7 +60,7 @@ def drain(search, workers, outcome=outcome_of, stop=None, order=()):
             next_one = keys(running).index(order[min(places)])
         planned = running.pop(next_one)
         ended.append(planned)
-        search.tell(planned.cell.key, outcome(planned))
+        search.tell(outcome(planned))
 
 
 def keys(cells):
@@ -113,7 +115,7 @@ def test_a_killed_search_goes_on_from_the_rows_in_their_order_and_the_cells_that
 
 def with_divergence(planned):
     """Some cells diverge, which leaves FLOPs for others."""
-    return Outcome(None, 0.3, "diverged") if planned.cell.shape.width % 7 == 1 else outcome_of(planned)
+    return stub_row(planned, None, 0.3) if planned.cell.shape.width % 7 == 1 else outcome_of(planned)
 
 
 def assert_it_goes_on(spec, plan, workers, outcome, cuts):
@@ -199,23 +201,24 @@ def test_a_search_ends_when_every_cell_is_tried():
     assert (search.ending.limit, search.done) == ("options", True)
 
 
-@pytest.mark.parametrize(
-    ("bad", "kind"), [(Outcome(None), "diverged"), (Outcome(None, status="failed"), "failed")]
-)
-def test_only_cells_that_diverged_give_their_shape_up(bad, kind):
+@pytest.mark.parametrize("kind", ["diverged", "failed"])
+def test_only_cells_that_diverged_give_their_shape_up(kind):
     spec, plan = study_of("max_cells: 24")
     search = make_search(spec, plan, {}, workers=1)
     first = search.take()
-    search.tell(first.cell.key, bad)
+    search.tell(stub_row(first, None, status=kind))
 
     def outcome(planned):
-        return bad if planned.cell.shape == first.cell.shape else outcome_of(planned)
+        return (
+            stub_row(planned, None, status=kind)
+            if planned.cell.shape == first.cell.shape
+            else outcome_of(planned)
+        )
 
     given, _, _ = drain(search, 1, outcome)
     assert len({first.cell.key, *keys(given)}) == 24, "none is given twice"
     lost = [row for row in search._rows if row.status != "done"]
     assert {row.status for row in lost} == {kind}
-    assert all(math.isnan(row.loss) for row in lost)
     if kind == "diverged":
         assert len(lost) == LOST_RUNS
     else:
@@ -229,7 +232,10 @@ def test_cells_of_an_arm_are_none_of_the_searchs():
         plan.planned_for(first.cell.shape, first.budget, factor, 0, "sensitivity") for factor in (0.5, 2)
     ]
     plan = replace(plan, more=(*plan.more, *sensitivity_runs))
-    known = {sensitivity_runs[0].cell.key: Outcome(0.9), first.cell.key: outcome_of(first)}
+    known = {
+        sensitivity_runs[0].cell.key: stub_row(sensitivity_runs[0], 0.9),
+        first.cell.key: outcome_of(first),
+    }
     search = make_search(spec, plan, known, [sensitivity_runs[1].cell.key])
     given, _, _ = drain(search, 1)
     assert len(given) == 11
@@ -237,24 +243,25 @@ def test_cells_of_an_arm_are_none_of_the_searchs():
 
 
 @pytest.mark.parametrize(
-    ("outcome", "kind"),
+    ("loss", "share", "status", "kind"),
     [
-        (Outcome(0.9), "done"),
-        (Outcome(None), "diverged"),
-        (Outcome(math.inf), "diverged"),
-        (Outcome(None, 0.5, "diverged"), "diverged"),
-        (Outcome(None, status="failed"), "failed"),
+        (0.9, 1.0, "done", "done"),
+        (None, 1.0, "diverged", "diverged"),
+        (math.inf, 1.0, "done", "diverged"),
+        (None, 0.5, "diverged", "diverged"),
+        (None, 1.0, "failed", "failed"),
     ],
 )
-def test_how_a_cell_ended_reaches_the_estimate(outcome, kind):
+def test_how_a_cell_ended_reaches_the_estimate(loss, share, status, kind):
     spec, plan = study_of("max_cells: 12")
     search = make_search(spec, plan, {})
     planned = search.take()
-    search.tell(planned.cell.key, outcome)
-    (row,) = crossing.frame(search._rows).to_dict("records")
+    search.tell(stub_row(planned, loss, share, status))
+    table = search._table(1)
+    (row,) = table.frame.to_dict("records")
     assert row["status"] == kind
-    assert math.isnan(row["loss"]) == (outcome.loss is None or math.isinf(outcome.loss))
-    assert search.state().flops == pytest.approx(planned.flops * outcome.share)
+    assert len(table.used) == (kind == "done")
+    assert search.state().flops == pytest.approx(planned.flops * share)
 
 
 def test_what_is_known_is_news_at_the_checks():
@@ -263,7 +270,7 @@ def test_what_is_known_is_news_at_the_checks():
     assert search.news() is None
     told = []
     while (planned := search.take()) and len(told) < 8:
-        search.tell(planned.cell.key, outcome_of(planned))
+        search.tell(outcome_of(planned))
         told.append(search.news())
     assert [news.cells for news in told] == list(range(1, 9))
 
@@ -288,7 +295,7 @@ def test_how_often_a_search_plans_follows_from_its_workers(workers, most, monkey
     running = [search.take() for _ in range(workers)]
     for _ in range(100 - workers):
         planned = running.pop(0)
-        search.tell(planned.cell.key, outcome_of(planned))
+        search.tell(outcome_of(planned))
         search.news()
         running.append(search.take())
     assert most // 2 < len(plans) <= most
@@ -297,12 +304,14 @@ def test_how_often_a_search_plans_follows_from_its_workers(workers, most, monkey
 @pytest.mark.slow
 def test_what_a_cell_costs_a_search_does_not_grow_with_the_cells(monkeypatch):
     spec, plan = study_of("max_cells: 100, halfwidth: 1e-6")
-    lines, judged = counted(monkeypatch, crossing, "row_of"), counted(monkeypatch, crossing, "reached")
+    tables, judged = counted(monkeypatch, crossing, "run_table"), counted(monkeypatch, crossing, "reached")
+    plans = counted(monkeypatch, crossing, "propose")
     estimates = counted(monkeypatch, crossing, "estimate")
     search = make_search(spec, plan, {}, workers=16)
     given, _, _ = drain(search, 16)
     search.state()
-    assert len(given) == len(lines) == 100, "a row is made once"
+    assert len(given) == 100
+    assert len(tables) <= len(estimates) + len(plans), "a table is made once for each estimate or choice"
     assert max(len(estimates), len(judged)) <= len(checks(100)), "a check is made once"
 
 
@@ -311,7 +320,7 @@ def test_flops_that_running_cells_leave_over_are_spent_and_a_finished_search_sta
     outcome = with_divergence
     search = make_search(spec, plan, {}, workers=4)
     given, ended, _ = drain(search, 4, outcome)
-    spent = sum(p.flops * outcome(p).share for p in given)
+    spent = sum(p.flops * outcome(p).trained_share for p in given)
     left = [p.flops for p in plan.pool if p.cell.key not in set(keys(given))]
     assert spent <= 3e11 < spent + min(left)
     assert search.ending.limit == "max_flops"
@@ -332,30 +341,21 @@ class Heard:
         self.rows.append(row)
 
 
-class Shown:
-    """A display that keeps what it shows of the search, by the number of ended cells."""
-
-    def __init__(self):
-        self.notes, self.cells = {}, 0
-
-    def ended(self, planned, result):
-        self.cells += 1
-
-    note = property(fset=lambda self, text: self.notes.__setitem__(self.cells + 1, text))
-
-
 def test_the_screen_shows_each_new_estimate_of_a_search_and_rows_have_an_order(tmp_path):
     spec, plan = study_of("max_cells: 22")
-    search, heard, shown = make_search(spec, plan, {}), Heard(), Shown()
+    search, heard, notes = make_search(spec, plan, {}), Heard(), {}
+    shown = Viewer(plan, 1, 22, Console(quiet=True), search)
     paths = StudyPaths(tmp_path, "small")
     paths.folder.mkdir()
     listener = Recorder(plan, {}, heard, paths)
-    listener.search, listener.viewer = search, shown
     while planned := search.take():
         result = stub_result(loss=loss_of(planned))
-        search.tell(planned.cell.key, outcome_of(planned))
-        listener.ended(planned, result)
-    assert list(shown.notes) == list(checks(22))
-    assert shown.notes[22] == search.state().estimate.words
+        search.tell(listener.ended(planned, result))
+        shown.note = ""
+        shown.ended(planned, result)
+        if shown.note:
+            notes[shown.count] = shown.note
+    assert list(notes) == list(checks(22))
+    assert notes[22] == search.state().estimate.words
     ends = [row.ended for row in heard.rows]
     assert ends == sorted(set(ends))

@@ -7,9 +7,10 @@ from optuna.trial import TrialState
 
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.search import Outcome, make_search
+from study.search import make_search
 from study.search.source import database_problem
 from study.spec.study import load_spec
+from tests.stubs import stub_row
 from tests.study.small import SMALL
 
 
@@ -43,7 +44,7 @@ def drain(search, slots=2, loss=loss_of):
             assert search.done
             return order
         planned = running.pop(0)
-        search.tell(planned.cell.key, Outcome(loss(planned)))
+        search.tell(stub_row(planned, loss(planned)))
 
 
 def keys(cells):
@@ -69,7 +70,10 @@ def test_grid_runs_whole_seeds_one_after_the_other_and_long_cells_first():
 
 def test_known_cells_are_not_given_again_whatever_their_outcome():
     plan = plan_for()
-    known = {plan.cells[0].cell.key: Outcome(0.9), plan.cells[4].cell.key: Outcome(None)}
+    known = {
+        plan.cells[0].cell.key: stub_row(plan.cells[0], 0.9),
+        plan.cells[4].cell.key: stub_row(plan.cells[4], None),
+    }
     order = drain(search_for(plan, known=known))
     assert len(order) == 43
     assert not set(known) & set(keys(order))
@@ -77,7 +81,7 @@ def test_known_cells_are_not_given_again_whatever_their_outcome():
 
 def test_a_finished_study_has_nothing_to_give():
     plan = plan_for()
-    known = {p.cell.key: Outcome(loss_of(p)) for p in plan.cells}
+    known = {p.cell.key: stub_row(p, loss_of(p)) for p in plan.cells}
     search = search_for(plan, known=known)
     assert search.done
     assert search.take() is None
@@ -139,8 +143,8 @@ def test_an_adaptive_search_goes_on_from_the_run_table_alone(sampler, cut):
         if step == cut - 1:
             failed = planned.cell.key
         else:
-            known[planned.cell.key] = Outcome(loss_of(planned))
-            first.tell(planned.cell.key, known[planned.cell.key])
+            known[planned.cell.key] = stub_row(planned, loss_of(planned))
+            first.tell(known[planned.cell.key])
     again = make_search(load_spec(SMALL, overrides), plan, known, {failed})
     order = drain(again)
     assert failed in keys(order), "a failed cell is tried again"
@@ -156,7 +160,7 @@ def test_an_adaptive_search_goes_on_from_the_run_table_alone(sampler, cut):
 
 def test_the_value_of_a_trial_is_named_loss_in_new_databases_and_those_of_earlier_versions(tmp_path):
     plan, database = plan_for(), tmp_path / "optuna.db"
-    known = {plan.cells[0].cell.key: Outcome(1.0)}
+    known = {plan.cells[0].cell.key: stub_row(plan.cells[0], 1.0)}
     name = f"{plan.name}: N = {plan.cells[0].budget:g}"
     storage = f"sqlite:///{database}"
     optuna.create_study(study_name=name, storage=storage)
@@ -229,8 +233,8 @@ def searched(path, sampler, stop=None, known=None, begun=()):
             search.close()
             break
         planned = running.pop(0)
-        known[planned.cell.key] = Outcome(loss_of(planned))
-        search.tell(planned.cell.key, known[planned.cell.key])
+        known[planned.cell.key] = stub_row(planned, loss_of(planned))
+        search.tell(known[planned.cell.key])
     return plan, known, keys(running)
 
 
@@ -303,14 +307,14 @@ def test_a_candidate_without_a_loss_is_a_failed_trial(tmp_path):
     search = make_search(spec, plan, {}, database=path)
     while planned := search.take():
         loss = math.nan if planned.cell.shape.depth == 4 else loss_of(planned)
-        search.tell(planned.cell.key, Outcome(loss))
+        search.tell(stub_row(planned, loss))
     states = {depth: trial.state.name for depth, trial in trials_of(path, 1700).items()}
     assert states == {1: "COMPLETE", 2: "COMPLETE", 4: "FAIL"}
 
 
 def test_a_grid_of_several_numbers_of_tokens_leaves_a_trial_for_each(tmp_path):
     plan = make_plan(load_spec(SMALL, ["training.tokens=[400k, 800k]"]))
-    known = {p.cell.key: Outcome(loss_of(p)) for p in plan.cells}
+    known = {p.cell.key: stub_row(p, loss_of(p)) for p in plan.cells}
     search = make_search(plan.planner.spec, plan, known, database=tmp_path / "optuna.db")
     assert search.done
     study = optuna.load_study(study_name="small: N = 1600", storage=f"sqlite:///{tmp_path / 'optuna.db'}")
@@ -321,7 +325,7 @@ def test_a_grid_of_several_numbers_of_tokens_leaves_a_trial_for_each(tmp_path):
 def test_a_grid_at_equal_flops_leaves_a_study_for_each_compute_and_a_trial_for_each_size(tmp_path):
     at_flops = ("frontier.flops=[2e9, 8e9]", "training.batch=4", "training.seeds=1")
     plan = make_plan(load_spec(SMALL, at_flops))
-    known = {p.cell.key: Outcome(loss_of(p)) for p in plan.cells}
+    known = {p.cell.key: stub_row(p, loss_of(p)) for p in plan.cells}
     assert make_search(plan.planner.spec, plan, known, database=tmp_path / "optuna.db").done
     for compute in (2e9, 8e9):
         study = optuna.load_study(

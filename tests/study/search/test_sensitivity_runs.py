@@ -14,9 +14,11 @@ from analysis.fit.study import study_of
 from analysis.runs.table import RunTable
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.search import Outcome, make_search
-from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
+from study.search.sensitivity_runs import sensitivity_cells
+from study.search.source import ListedCells
 from study.spec.study import load_spec, parse_spec
+from study.tracking.tables import study_of_rows
+from tests.stubs import stub_row
 from tests.study.small import SMALL
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
@@ -79,70 +81,22 @@ def test_without_a_section_or_a_crossing_there_are_no_sensitivity_runs(plan, spe
     assert sensitivity_cells(spec, plan, study_of(shallow)) == []
 
 
-class Run:
-    """Drain a search and its sensitivity runs, with a number of cells side by side."""
-
-    def __init__(self, spec, plan, known=()):
-        self.ended = list(known)
-        losses = {p.cell.key: Outcome(loss_of(p)) for p in known}
-        search = make_search(spec, plan, losses)
-        self.source = ThenSensitivityRuns(
-            search,
-            lambda key: key in {p.cell.key for p in self.ended},
-            lambda: sensitivity_cells(spec, plan, study_of(table_of(self.ended))),
-            lambda count: self.opened.append(count),
-        )
-        self.given, self.opened = [], []
-
-    def drain(self, slots, most=10**6):
-        running = []
-        while len(self.given) < most or running:
-            while len(running) < slots and len(self.given) < most and (planned := self.source.take()):
-                running.append(planned)
-                self.given.append(planned)
-            if not running:
-                break
-            planned = running.pop(0)
-            self.ended.append(planned)
-            self.source.tell(planned.cell.key, Outcome(loss_of(planned)))
-        return [p.cell.key for p in self.given]
-
-
-@pytest.mark.parametrize("slots", [1, 3])
-def test_sensitivity_runs_start_when_the_whole_search_has_ended(spec, plan, slots):
-    run = Run(spec, plan)
-    assert not run.source.done
-    order = run.drain(slots)
-    assert run.source.done
-    assert run.source.take() is None
-    expected = [p.cell.key for p in sensitivity_cells(spec, plan, study_of(table_of(plan.cells)))]
-    assert len(order) == len(set(order)) == len(plan.cells) + len(expected)
-    assert order[len(plan.cells) :] == expected
-    assert run.opened == [len(expected)]
-
-
-@pytest.mark.parametrize("cut", [10, 45, 50])
-def test_a_study_cut_short_goes_on_with_the_same_cells(spec, plan, cut):
-    whole = Run(spec, plan).drain(1)
-    first = Run(spec, plan)
-    first.drain(1, most=cut)
-    again = Run(spec, plan, known=first.ended)
-    assert first.drain(1, most=cut) + again.drain(1) == whole
-    assert sum(first.opened + again.opened) >= len(whole) - max(cut, len(plan.cells))
-    last = Run(spec, plan, known=again.ended)
-    assert last.source.done
-    assert last.opened == [0]
-
-
-def test_sensitivity_runs_wait_while_a_cell_of_the_search_runs(spec, plan):
-    run = Run(spec, plan, known=plan.cells[1:])
-    last = run.source.take()
-    assert last.cell.key == plan.cells[0].cell.key
-    assert run.source.take() is None
-    assert not run.source.done
-    run.ended.append(last)
-    run.source.tell(last.cell.key, Outcome(loss_of(last)))
-    assert run.source.take().purpose == "sensitivity"
+@pytest.mark.parametrize("cut", [1, 7])
+def test_sensitivity_runs_that_were_cut_short_go_on_with_the_same_cells(spec, plan, cut):
+    rows = {p.cell.key: stub_row(p, loss_of(p)) for p in plan.cells}
+    cells = sensitivity_cells(spec, plan, study_of_rows(rows, "small"))
+    source = ListedCells(cells)
+    for _ in range(cut):
+        planned = source.take()
+        rows[planned.cell.key] = stub_row(planned, loss_of(planned))
+        source.tell(rows[planned.cell.key])
+    assert not source.done
+    again = sensitivity_cells(spec, plan, study_of_rows(rows, "small"))
+    left = [p.cell.key for p in again if p.cell.key not in rows]
+    assert left == [p.cell.key for p in cells[cut:]]
+    assert [source.take().cell.key for _ in left] == left
+    assert source.done
+    assert source.take() is None
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_search_by_crossings_needs_the_depths_of_its_aim_and_rates_for_its_sha
 
 
 def test_another_sampler_by_an_override_leaves_the_keys_of_the_old_one_behind(tmp_path: Path) -> None:
-    crossing = load_spec(SMALL, ["search={sampler: crossing, max_cells: 9, objective: b, max_seeds: 4}"])
+    crossing = load_spec(SMALL, ["search={sampler: crossing, max_cells: 9, objective: depth, max_seeds: 4}"])
     path = write(tmp_path, crossing.to_yaml())
     assert load_spec(path) == crossing
     assert load_spec(path, ["search.sampler=grid"]).search == load_spec(SMALL).search
@@ -288,8 +288,8 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ),
         ("search={sampler: crossing, halfwidth: 0}", ["`search.halfwidth`", "greater than 0"]),
         (
-            "search={sampler: crossing, halfwidth: 0.1, objective: b, target_params: 1e6}",
-            ["`target_params` is for the objective depth, and the objective is b"],
+            "search={sampler: crossing, halfwidth: 0.1, objective: crossings, target_params: 1e6}",
+            ["`target_params` is for the objective depth, and the objective is crossings"],
         ),
         (
             "search={sampler: frontier, candidates: 2, lr_factors: [0.5, 1]}",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from study.tracking.ledger import Row
+from study.plan.rows import Row
 from study.tracking.mlflow_mirror import MlflowStudy
 from study.tracking.mlflow_store import Experiment
 from study.tracking.study_paths import StudyPaths

@@ -9,19 +9,14 @@ import pytest
 from analysis.runs.table import read_runs
 from study.errors import SpecError
 from study.plan.plan import make_plan
+from study.plan.rows import Row, run_table
 from study.run.recorder import cell_parameters
+from study.search import make_search
 from study.spec.study import load_spec
-from study.tracking.ledger import (
-    Ledger,
-    Row,
-    outcomes,
-    study_rows,
-    unfinished_cells,
-    with_recorded,
-)
+from study.tracking.ledger import Ledger, ended_rows, study_rows, unfinished_cells
 from study.tracking.mlflow_store import tracking_uri
 from study.tracking.study_paths import StudyPaths, study_paths, study_paths_of
-from study.tracking.tables import curve_table, run_table
+from study.tracking.tables import curve_table
 from tests.study.small import SMALL
 from tests.study.tracking import examples
 from trainables.progress import Evaluation
@@ -94,7 +89,7 @@ def test_failed_cells_are_tried_again_and_diverged_ones_are_not(plan):
         row(plan, plan.cells[2], "failed", reason="y"),
     )
     rows = {"a": row(plan, plan.cells[0]), "b": diverged, "c": failed}
-    assert {key: outcome.loss for key, outcome in outcomes(rows).items()} == {"a": 0.9, "b": None}
+    assert {key: outcome.loss for key, outcome in ended_rows(rows).items()} == {"a": 0.9, "b": None}
 
 
 def test_rows_are_whole_or_not_there_and_a_damaged_one_is_as_if_missing(tmp_path, caplog):
@@ -356,8 +351,8 @@ def test_a_search_knows_the_rows_it_made_under_other_limits_and_those_of_no_othe
     known = study_rows(crossing, where.ledger.rows())
     assert list(known) == [seed.cell.key]
     assert crossing.by_key(seed.cell.key) is None
-    found = with_recorded(crossing, known).by_key(seed.cell.key)
-    assert found == seed
+    state = make_search(crossing.planner.spec, crossing, ended_rows(known)).state()
+    assert (state.cells, state.flops) == (1, pytest.approx(seed.flops))
     assert list(run_table(known, "small").frame["cell"]) == [seed.cell.key]
     assert study_rows(make_plan(load_spec(SMALL)), where.ledger.rows()) == {}, "a grid is its list"
 
@@ -376,12 +371,13 @@ def test_cells_of_an_arm_are_marked_unless_the_study_lists_them_itself(plan, whe
     assert "purpose" not in run_table(study_rows(both, where.ledger.rows()), "small").frame
 
 
-def test_sensitivity_runs_of_several_numbers_of_tokens_are_planned_again_with_their_own(where):
+def test_sensitivity_runs_of_several_numbers_of_tokens_belong_to_the_study_each_with_its_own(where):
     several = make_plan(load_spec(SMALL, ["training.tokens=[400k, 800k]"]))
     first = several.cells[0]
     steps = first.cell.recipe.steps
     again = several.planned_for(first.cell.shape, first.budget, 2.0, first.cell.seed, "sensitivity", steps)
     where.ledger.put(searched(several, again, 1.0, purpose="sensitivity"))
     known = study_rows(several, where.ledger.rows())
-    assert with_recorded(several, known).by_key(again.cell.key) == again
+    assert list(known) == [again.cell.key]
+    assert known[again.cell.key].parameters["tokens"] == again.tokens
     assert again.tokens == first.tokens < several.planner.recipe.tokens

@@ -12,6 +12,7 @@ from analysis.fit.document import fit
 from analysis.runs.table import RunTable, read_runs
 from study.errors import SpecError
 from study.plan.plan import make_plan
+from study.plan.rows import run_table
 from study.run.recorder import Recorder
 from study.spec.study import load_spec
 from study.tracking.ledger import CurveUpdate, study_rows
@@ -20,7 +21,6 @@ from study.tracking.mlflow_mirror import BATCH
 from study.tracking.mlflow_store import Experiment, server_problem, tracking_uri
 from study.tracking.mlflow_view import page
 from study.tracking.study_paths import StudyPaths
-from study.tracking.tables import run_table
 from study.tracking.targets import progress
 from tests.simulated_study import Truth, shapes_of, simulate
 from tests.stubs import stub_result

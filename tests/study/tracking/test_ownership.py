@@ -6,11 +6,11 @@ import pytest
 
 from interplay.verbs.answer import study_runs
 from study.plan.plan import make_plan
+from study.plan.rows import run_table
 from study.run.recorder import cell_parameters
 from study.spec.study import load_spec
 from study.tracking.ledger import study_rows
 from study.tracking.study_paths import OtherStudyError, StudyPaths, check_owner, study_paths
-from study.tracking.tables import run_table
 from tests.study.small import SMALL
 from tests.study.tracking.examples import row
 

@@ -1,0 +1,134 @@
+"""The row of a finished cell, and the run table of rows, which a search, a fit and a report share."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from analysis.runs.columns import BITS_PER_BYTE
+from analysis.runs.table import RunTable
+from trainables.model.family import OPTIONAL
+from trainables.progress import Evaluation, Point
+
+#: Parameters of a row that are columns of the run table: `compute` only of cells at equal FLOPs, and those after
+#: `network` only of networks other than the default one.
+COLUMNS = (
+    *("depth", "width", "heads", "params", "total_params", "budget", "compute", "seed", "lr", "lr_factor"),
+    *("tokens", "flops", "network", *OPTIONAL),
+)
+
+Status = Literal["done", "diverged", "failed"]
+#: The parameters of a cell by name: its shape, size, seed, learning rate and recipe.
+Parameters = dict[str, str | int | float | None]
+
+
+class Row(BaseModel):
+    """The record of one finished cell: everything that the run table, the report and MLflow need.
+
+    The fields from `train_seconds` to `notes` describe the training; they are empty for a failed cell.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    cell: str
+    name: str
+    study: str = ""
+    protocol: str
+    purpose: str = ""
+    """Purpose of a cell outside the main study, such as `sensitivity`."""
+    status: Status
+    reason: str | None = None
+    ended: float = 0.0
+    """Time at which the cell finished, in Unix seconds. No two rows of a study have the same."""
+    lost: tuple[str, ...] = ()
+    """Causes of the lost trials."""
+    revision: str = ""
+    parameters: Parameters = {}
+    loss: float | None = None
+    """Final validation loss in nats per token; None unless the cell is done."""
+    bits_per_byte: float | None = None
+    train_seconds: float | None = None
+    tokens_per_second: float | None = None
+    utilisation: float | None = None
+    """Model FLOPs per second over the peak on the data sheet of the device, for all ranks."""
+    memory_bytes: float | None = None
+    epochs: float | None = None
+    trained_share: float = 1.0
+    """Fraction of its steps for which the cell was trained."""
+    measures: dict[str, float] = {}
+    """Measures other than the loss at the end, by name; see `trainables.progress.Evaluation`."""
+    start: dict[str, float] = {}
+    """Measures before the first step, by name."""
+    device: str = ""
+    resumed_from: int = 0
+    """Step of the checkpoint from which the last trial continued; 0 for none."""
+    notes: tuple[str, ...] = ()
+    points: tuple[Point, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What the rows of a study are sorted by: the main study first, then compute, N, shape, tokens, rate, seed."""
+        names = ("compute", "budget", "depth", "width", "tokens", "lr_factor", "seed")
+        return self.purpose, *(self.parameters.get(name) or 0 for name in names), self.cell
+
+    def record(self, measures: Collection[str]) -> dict[str, Any]:
+        """Return the row as one flat record of the run table, with these measures, None for those it lacks."""
+        return {
+            "cell": self.cell,
+            **{name: self.parameters[name] for name in COLUMNS if name in self.parameters},
+            "loss": self.loss,
+            "bits_per_byte": self.bits_per_byte,
+            "status": self.status,
+            "reason": self.reason,
+            "vocabulary": self.parameters.get("vocabulary"),
+            "epochs": self.epochs,
+            "train_seconds": self.train_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "utilisation": self.utilisation,
+            **{name: self.measures.get(name) for name in measures},
+            "protocol": self.protocol,
+            "purpose": self.purpose,
+        }
+
+    def without_curves(self) -> Self:
+        """Return the row with the validation losses as its only curve, so that memory does not grow with a study."""
+        losses = tuple(one.model_copy(update={"measures": {}}) for one in self.evaluations)
+        return self.model_copy(update={"points": (), "evaluations": losses})
+
+
+def in_table_order(rows: Mapping[str, Row]) -> list[Row]:
+    """Return rows in the order of the run table."""
+    return sorted(rows.values(), key=lambda row: row.place)
+
+
+def run_table(rows: Mapping[str, Row], source: str, *, with_order: bool = False) -> RunTable:
+    """Return the run table of rows: one line for each, sorted by budget, shape, tokens, learning rate and seed.
+
+    If cells were trained in addition to the main study, the column `purpose` names their purpose.
+
+    Args:
+        rows: of one study, as `study_rows` returns them.
+        source: name of the study, for messages.
+        with_order: whether the column `order` numbers the rows in the order in which they finished, from 1 on.
+
+    Raises:
+        InputError: there are no rows.
+    """
+    ended = sorted(rows.values(), key=lambda row: (row.ended, row.cell))
+    order = {row.cell: rank for rank, row in enumerate(ended, 1)}
+    # Only text has bytes, and few studies have sensitivity runs.
+    absent = {
+        *([BITS_PER_BYTE] if all(row.bits_per_byte is None for row in ended) else []),
+        *([] if any(row.purpose for row in ended) else ["purpose"]),
+    }
+    # Measures of single layers are in `layer_table`.
+    measures = sorted({name for row in ended for name in row.measures if "/" not in name})
+    records = [
+        {
+            **{name: value for name, value in row.record(measures).items() if name not in absent},
+            **({"order": order[row.cell]} if with_order else {}),
+        }
+        for row in in_table_order(rows)
+    ]
+    return RunTable.of_records(records, f"the study {source!r}")

@@ -38,7 +38,7 @@ from study.run.runner import run_study
 from study.spec.study import load_spec
 from tests.stubs import stub_result
 from tests.study.small import SMALL
-from trainables.storage.storage import MARKER, Bucket, Folder, open_storage, under
+from trainables.storage.storage import MARKER, Bucket, Folder, joined, open_storage
 
 #: Workers, seconds of work of a cell, seconds between two of its checkpoints, and seconds of a step.
 WORKERS, SECONDS, EVERY, STEP = 8, 40.0, 4.0, 0.05
@@ -91,7 +91,7 @@ def work(
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     key, root = config["key"], json.loads(config["settings"])["checkpoint_root"]
     # A stage whose files have no names of parameters.
-    storage, layout = open_storage(under(root, key)), Layout(zero=1)
+    storage, layout = open_storage(joined(root, key)), Layout(zero=1)
     storage.check()
     damaged: set[str] = set()
     restored = checkpoint.find(storage, key, layout, [], damaged)
@@ -196,7 +196,7 @@ def churn(
                 file.unlink()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            saved = valid_step(open_storage(under(note["root"], note["cell"])))
+            saved = valid_step(open_storage(joined(note["root"], note["cell"])))
             wasted.append((note["step"] - saved) * STEP)
 
     spec = load_spec(

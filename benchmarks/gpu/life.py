@@ -17,7 +17,7 @@ from benchmarks.gpu.common import cell_of, quick_weights, release, this_device
 from benchmarks.gpu.processes import Row
 from benchmarks.gpu.sizes import Sizes
 from study.plan.layouts import LayoutPlanner
-from study.run.trial import in_memory
+from study.run.trial import retry_with_smaller_batches
 from study.spec.resources import ResourcesSection
 from tests.ranks import Ranks
 from tests.trainables.memory_cells import STEPS as MEASURED_STEPS
@@ -78,7 +78,7 @@ def _out_of_memory(sizes: Sizes, root: Path) -> Row:
             raise torch.OutOfMemoryError("a CPU has room for all; so that the miniature takes the same way")
         return train(cell, data_root=root, layout=layout, evaluations=1)
 
-    result = in_memory(attempt, Layout(), cell.recipe)
+    result = retry_with_smaller_batches(attempt, Layout(), cell.recipe)
     return {"what": "out of memory", "sequences tried": tried, "loss": result.loss}
 
 

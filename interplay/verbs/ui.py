@@ -11,7 +11,7 @@ from interplay.verbs.answer import existing, named_store
 from study.errors import SpecError
 from study.tracking.mlflow_store import artifact_folder, sqlite_file
 from study.tracking.mlflow_view import CHARTS, TAG, page
-from trainables.storage.storage import shown
+from trainables.storage.storage import redacted
 
 #: Databases that MLflow's server can serve.
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
@@ -29,11 +29,11 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
     store = named_store(uri, results)
     scheme = store.partition(":")[0].partition("+")[0]
     if scheme in ("http", "https"):
-        console.print(f"MLflow on {shown(store)}", markup=False, soft_wrap=True)
+        console.print(f"MLflow on {redacted(store)}", markup=False, soft_wrap=True)
         return
     if scheme not in DATABASES:
         raise SpecError(
-            f"{shown(store)} is no MLflow store that can be served; give --uri sqlite:////path/mlflow.db "
+            f"{redacted(store)} is no MLflow store that can be served; give --uri sqlite:////path/mlflow.db "
             "or the address of a tracking server."
         )
     file = sqlite_file(existing(store))

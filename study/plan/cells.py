@@ -304,22 +304,22 @@ def _level(spec: StudySpec, found: FrontierShape, recipe: Recipe) -> str:
 
 
 def make_planner(
-    spec: StudySpec, *, base: Path = Path(), to_read: bool = False, room: ClusterCapacity | None = None
+    spec: StudySpec, *, base: Path = Path(), to_read: bool = False, capacity: ClusterCapacity | None = None
 ) -> Planner:
     """Return the planner of a study; `make_plan` describes the arguments."""
     spec = with_trials_per_gpu(spec)
     device, recipe = replace(DEVICES[spec.resources.device], trials=spec.resources.sharing), spec.recipe
-    slots = room.devices if room else _slots(spec.resources, device)
+    slots = capacity.devices if capacity else _slots(spec.resources, device)
     key = data_key(spec.data, spec.training.context, base)
     vocabulary = spec.data.vocabulary_size
-    speed = None if room else known_speed(device, slots, recipe, vocabulary)
+    speed = None if capacity else known_speed(device, slots, recipe, vocabulary)
     resources = spec.resources
     if spec.data.has_targets:
         # The accuracy of a task is read off whole logits.
         resources = resources.model_copy(update={"shard_vocabulary": "never"})
     if speed:
         device = speed.of(device)
-    layouts = LayoutPlanner(resources, device, slots, recipe, vocabulary, not to_read, room)
+    layouts = LayoutPlanner(resources, device, slots, recipe, vocabulary, not to_read, capacity)
     windows = spec.data.training_windows(recipe.context, base)
     return Planner(spec, recipe, key, layouts, windows, speed, gpu_price(device.name))
 

@@ -211,7 +211,7 @@ class Plan:
 
 
 def make_plan(
-    spec: StudySpec, *, base: Path = Path(), to_read: bool = False, room: ClusterCapacity | None = None
+    spec: StudySpec, *, base: Path = Path(), to_read: bool = False, capacity: ClusterCapacity | None = None
 ) -> Plan:
     """Plan a study: exact parameters, FLOPs, memory, time and cost of every cell.
 
@@ -220,13 +220,13 @@ def make_plan(
         base: folder of relative paths of the data.
         to_read: whether the rows are only read; then layouts are chosen on first use, and the study need not fit the
             devices of this machine.
-        room: capacity of a joined cluster; without it the plan is for this machine.
+        capacity: that of a joined cluster; without it the plan is for this machine.
 
     Raises:
         SpecError: a cell fits no layout that `resources` allows, or DeepSpeed rejects an option.
         DataError: the data cannot be found.
     """
-    planner = make_planner(spec, base=base, to_read=to_read, room=room)
+    planner = make_planner(spec, base=base, to_read=to_read, capacity=capacity)
     recipe, listed, missed = planner.recipe, spec.shapes, tuple(spec.misses)
     cells = tuple(planned for found in listed for planned in planner.cells(found, spec.training.seed_values))
     more, refused = _more_cells(planner, listed)

@@ -120,7 +120,7 @@ def known_speed(device: Device, workers: int, recipe: Recipe, vocabulary: int) -
     """Return the newest speed of this machine for such a recipe, else for another one; None if none was measured."""
     here = (machine(device), device.name, workers)
     mine = [one for one in _records() if (one.machine, one.device, one.workers) == here]
-    alike = [one for one in mine if one.recipe == deciding(recipe, vocabulary)]
+    alike = [one for one in mine if one.recipe == timing_fields(recipe, vocabulary)]
     return [None, *mine, *alike][-1]
 
 
@@ -131,7 +131,7 @@ def keep(speed: Speed) -> None:
     write_text(_file(), json.dumps([asdict(one) for one in [*others, speed][-KEPT:]], indent=1))
 
 
-def deciding(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
+def timing_fields(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     """Return what decides the time of a step besides the shape."""
     names = ("network", "optimizer", "residual", "precision", "batch", "context")
     return {**{name: getattr(recipe, name) for name in names}, "vocabulary": vocabulary}

@@ -20,7 +20,7 @@ from core.numbers import duration
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
-from study.plan.speed import Speed, deciding, fitted, keep, machine
+from study.plan.speed import Speed, fitted, keep, machine, timing_fields
 from study.spec.devices import DEVICES
 from study.workers.environment import COMPILE_CACHE, added_variables
 from trainables.data import DataSpec
@@ -58,7 +58,7 @@ def packed(data: DataSpec, context: int, root: str | Path, key: str, console: Co
     try:
         windows = packed_windows(data, context, root, key)
         if windows is None:
-            with shown(console) as show:
+            with progress_bar(console) as show:
                 store = open_store(data, context=context, root=root, key=key, on_progress=show)
             windows = window_count(len(store.train), context, store.row)
             for note in store.manifest.get("notes", ()):
@@ -69,7 +69,7 @@ def packed(data: DataSpec, context: int, root: str | Path, key: str, console: Co
 
 
 @contextlib.contextmanager
-def shown(console: Console) -> Iterator[OnProgress]:
+def progress_bar(console: Console) -> Iterator[OnProgress]:
     """Yield an `OnProgress` that shows one line: updated in a terminal, else printed every half minute."""
     began = printed = time.monotonic()
     current, first = "", (began, 0.0)
@@ -114,7 +114,7 @@ def is_worth_timing(plan: Plan, left: float = 1.0) -> bool:
     known = (
         speed is not None
         and not speed.busy
-        and speed.recipe == deciding(planner.recipe, planner.layouts.vocabulary)
+        and speed.recipe == timing_fields(planner.recipe, planner.layouts.vocabulary)
     )
     return is_here and not known and left * plan.hours * 3600 >= WORTH_SECONDS and bool(tried_cells(plan))
 
@@ -177,7 +177,7 @@ def time_steps(plan: Plan, data: str | Path, console: Console) -> Timed:
     speed = Speed(
         step=step, layer=layer, work=work,
         machine=machine(device), device=device.name, workers=plan.slots,
-        recipe=deciding(planner.recipe, planner.layouts.vocabulary),
+        recipe=timing_fields(planner.recipe, planner.layouts.vocabulary),
         cells=[f"L{p.cell.shape.depth}-d{p.cell.shape.width}" for p in cells],
         date=datetime.now(UTC).date().isoformat(),
         busy=not device.is_gpu and computing < QUIET_SHARE,

@@ -13,7 +13,7 @@ from study.tracking.ledger import CurveUpdate
 from study.tracking.mirror import Mirror
 from study.tracking.study_paths import StudyPaths
 from trainables.progress import Progress, Result
-from trainables.storage.storage import discard, under
+from trainables.storage.storage import discard, joined
 
 #: Fields of a row that its cell's result has by the same name.
 AS_MEASURED = (
@@ -54,7 +54,7 @@ class Recorder:
         self.trained += 1
         self.train_seconds += (result.train_seconds - result.resumed_seconds) * planned.layout.ranks
         row = self._record(planned, result.status, result.reason, result)
-        discard(under(self.paths.checkpoints, planned.cell.key))
+        discard(joined(self.paths.checkpoints, planned.cell.key))
         return row
 
     def failed(self, planned: PlannedCell, reason: str) -> Row:

@@ -42,7 +42,7 @@ from study.tracking.targets import make_mirror, progress
 from study.workers import machines
 from study.workers.launch_failures import report_launch_failures
 from study.workers.ray_session import joined_cluster, joins, private_ray
-from trainables.storage.storage import copy_into, discard, open_storage, reason, shown, under
+from trainables.storage.storage import copy_into, discard, joined, open_storage, reason, redacted
 
 #: Fits a finished study from its rows and writes its report: plan, rows, paths, run table and why the search ended.
 Conclude = Callable[[Plan, Mapping[str, Row], StudyPaths, RunTable, str], tuple[Fit, Path]]
@@ -90,7 +90,7 @@ def run_study(
         open_storage(paths.checkpoints).check()
     with ExitStack() as stack:
         cluster = _joined(stack, spec, console) if joins() else None
-        plan = make_plan(spec, room=cluster.room if cluster else None)
+        plan = make_plan(spec, capacity=cluster.capacity if cluster else None)
         check = stack.enter_context(stop_signals(raises=True)).check
         is_locked = stack.enter_context(paths.locked())
         if paths.is_shared or not is_locked:
@@ -127,7 +127,7 @@ class _Run:
         done = {key for key, row in rows.items() if row.status != "failed"}
         for key in done.intersection(open_storage(paths.checkpoints).tags()):
             # A driver was killed between recording the row and deleting the checkpoint.
-            discard(under(paths.checkpoints, key))
+            discard(joined(paths.checkpoints, key))
         self.recorder = Recorder(self.plan, rows, self.mirror, paths)
         self.recorder.unfinished.resume(done)
         unfinished = unfinished_cells(self.plan, rows, self.recorder.unfinished, paths.checkpoints)
@@ -335,7 +335,7 @@ def _leased(paths: StudyPaths, console: Console) -> Iterator[None]:
 
 def copy_results(paths: StudyPaths, files: Sequence[Path], console: Console) -> str | None:
     """Copy results to the shared storage and return the name of the place; None, with a warning, if that fails."""
-    name = shown(str(paths.shared_results))
+    name = redacted(str(paths.shared_results))
     try:
         copy_into(paths.shared_results, files)
     except (OSError, InputError) as error:

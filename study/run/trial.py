@@ -26,7 +26,7 @@ from trainables.layout import Layout
 from trainables.model.counts import memory
 from trainables.progress import Progress, Result
 from trainables.record import Keep
-from trainables.storage.storage import MARKER, located, open_storage, under
+from trainables.storage.storage import MARKER, joined, open_storage, path_or_uri
 
 #: Seconds that memory of a GPU may take to become free: a killed process that held 80 GB can take several to end. Fewer
 #: sequences at once would cost more, as they stay for the whole cell.
@@ -116,7 +116,7 @@ def trial_config(
 def saved_step(settings: TrialSettings, key: str) -> int:
     """Return the step of the newest finished checkpoint of a cell, by its key; 0 if none can be found."""
     try:
-        storage = open_storage(under(settings.checkpoint_root, key))
+        storage = open_storage(joined(settings.checkpoint_root, key))
         # In shared storage a folder may have any name.
         steps = {tag: tag.split("-")[1] for tag in storage.tags() if tag.startswith("step-")}
         saved = [tag for tag, step in steps.items() if step.isdecimal() and storage.read(tag, MARKER)]
@@ -181,8 +181,8 @@ def _check_memory(place: Any, needed: int, sequences: int) -> None:
 def check_free_memory(needed: int, sequences: int, free: int, reusable: int, others: int) -> None:
     """Raise a HeldMemoryError if a cell does not fit into what other processes leave of a GPU.
 
-    It counts as out of memory: `in_memory` tries fewer sequences at once, and if not even one fits, the trial is tried
-    again elsewhere.
+    It counts as out of memory: `retry_with_smaller_batches` tries fewer sequences at once, and if not even one fits,
+    the trial is tried again elsewhere.
 
     Args:
         needed: bytes by the estimate of the plan.
@@ -217,7 +217,7 @@ def check_gpu(place: Any) -> None:
         )
 
 
-def in_memory(attempt: Callable[[Layout], Result], layout: Layout, recipe: Recipe) -> Result:
+def retry_with_smaller_batches(attempt: Callable[[Layout], Result], layout: Layout, recipe: Recipe) -> Result:
     """Return the result of an attempt; out of memory, of others with half as many sequences at once, down to one.
 
     The cell goes on from its newest checkpoint. The layout changes losses by rounding only. A process that is killed
@@ -253,9 +253,9 @@ def _release_memory() -> None:
 def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     """Train the cell of a `trial_config` over as many ranks as its layout has, each by `train`, and report.
 
-    Out of memory, see `in_memory`. An error in the input is reported as a failure, because a retry cannot help. Once
-    the driver asks for the end, the cell saves a checkpoint and ends without a result. Every other error is raised, and
-    Tune tries the cell again from its checkpoint.
+    Out of memory, see `retry_with_smaller_batches`. An error in the input is reported as a failure, because a retry
+    cannot help. Once the driver asks for the end, the cell saves a checkpoint and ends without a result. Every other
+    error is raised, and Tune tries the cell again from its checkpoint.
     """
     from ray import tune
 
@@ -267,14 +267,14 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     on_gpu = settings.gpu is not None
     os.environ.update(added_variables(os.environ, on_gpu=on_gpu, compile_cache=settings.compile_cache))
     options: dict[str, Any] = {
-        "data_root": located(settings.data_root),
-        "checkpoints": under(settings.checkpoint_root, cell.key),
+        "data_root": path_or_uri(settings.data_root),
+        "checkpoints": joined(settings.checkpoint_root, cell.key),
         "checkpoint_every": settings.checkpoint_every,
         "evaluations": settings.evaluations,
         "diagnostics": settings.diagnostics,
     }
     if settings.model_root:
-        options["weights"] = Keep(under(settings.model_root, cell.key), settings.revision)
+        options["weights"] = Keep(joined(settings.model_root, cell.key), settings.revision)
 
     def send(**content: Any) -> None:
         tune.report({"report": Report(**content).model_dump_json()})
@@ -294,7 +294,7 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
         return train_gang(train, cell, layout, given, settings.gang_timeout, show, settings.run)
 
     try:
-        result = in_memory(attempt, layout, cell.recipe)
+        result = retry_with_smaller_batches(attempt, layout, cell.recipe)
     except InputError as error:
         send(failure=str(error))
     except InterruptedTrainingError:

@@ -16,7 +16,7 @@ from study.plan import Plan
 from study.plan.rows import Parameters, Row
 from trainables.cell import Shape
 from trainables.progress import Evaluation, Point
-from trainables.storage.storage import Folder, open_storage, patiently, shown, unusable
+from trainables.storage.storage import Folder, open_storage, redacted, unusable, with_retries
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Ledger:
 
     def __init__(self, place: str | Path) -> None:
         """Use the folder or URI `place`, made with the first row; `name` is it for messages, without secrets."""
-        self.place, self.name = place, shown(str(place))
+        self.place, self.name = place, redacted(str(place))
 
     @cached_property
     def _storage(self) -> Folder:
@@ -68,7 +68,7 @@ class Ledger:
                 raise unusable(storage.name, error) from error
 
         if storage.is_remote:
-            patiently(write)
+            with_retries(write)
         else:
             storage.local.mkdir(parents=True, exist_ok=True)
             storage.write("", f"{row.cell}.json", content)

@@ -32,7 +32,7 @@ from study.tracking.mlflow_view import NAME as VIEW_NAME
 from study.tracking.mlflow_view import TAG as VIEW
 from study.tracking.mlflow_view import WORKFLOW, page, saved_view
 from study.tracking.study_paths import StudyPaths
-from trainables.storage.storage import shown
+from trainables.storage.storage import redacted
 
 #: The most metrics, parameters and tags of one batch, and parameters of one batch, that MLflow takes.
 BATCH, PARAMETERS = 1000, 100
@@ -74,7 +74,7 @@ class MlflowStudy:
     ) -> None:
         """Write to the study's run, which has these tags and parameters."""
         self.uri, self.name, self.paths, self.tags, self.parameters = uri, experiment, paths, tags, parameters
-        self.address = shown(uri)
+        self.address = redacted(uri)
         """The store for messages, without anything secret."""
         self.refused: str | None = None
         """Why the study's run has the parameters of an earlier run of the study."""
@@ -317,7 +317,7 @@ def spec_parameters(spec: BaseModel, prefix: str = "") -> dict[str, str]:
             continue
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if key in ADDRESSES and re.search("://.*[@?]", text):
-            text = shown(text)
+            text = redacted(text)
         if len(text) > PARAMETER_CHARACTERS:
             end = f"… {hashlib.sha256(text.encode()).hexdigest()[:16]}"
             text = text[: PARAMETER_CHARACTERS - len(end)] + end

@@ -17,7 +17,7 @@ from study.errors import SpecError
 from study.proxy import reach_loopback_directly
 from study.spec.resources import TrackingSection
 from study.spec.section import from_environment
-from trainables.storage.storage import shown
+from trainables.storage.storage import redacted
 
 #: Read by MLflow when it is imported. Its own defaults block for minutes on a dead port (7 retries, back-off 2,
 #: 120 s each) and print every migration to the terminal.
@@ -79,7 +79,7 @@ def server_problem(uri: str, timeout: float = 3.0) -> str | None:
         return None
     reach_loopback_directly()
     # The address may hold a password, if it comes from the environment.
-    name = shown(uri)
+    name = redacted(uri)
     try:
         with urllib.request.urlopen(uri.rstrip("/") + "/health", timeout=timeout):
             return None

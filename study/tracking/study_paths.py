@@ -27,7 +27,7 @@ from study.spec.study import StudySpec
 from study.spec.yaml_file import SPEC
 from study.tracking.ledger import Ledger, UnfinishedCells, study_rows
 from trainables.storage.scratch import NO_LOCKS
-from trainables.storage.storage import Folder, located, open_storage, under
+from trainables.storage.storage import Folder, joined, open_storage, path_or_uri
 
 if TYPE_CHECKING:
     # Reading a plan loads no numerical library.
@@ -63,7 +63,7 @@ class StudyPaths:
             named = from_environment("INTERPLAY_STORAGE", ResourcesSection, "storage")
         if named in (None, "auto"):
             return self.results
-        place = located(named)
+        place = path_or_uri(named)
         return place.resolve() if isinstance(place, Path) else place
 
     @property
@@ -81,17 +81,17 @@ class StudyPaths:
     @property
     def data(self) -> str | Path:
         """Packed token stores of all studies."""
-        return under(self.shared, "data")
+        return joined(self.shared, "data")
 
     @property
     def checkpoints(self) -> str | Path:
         """Checkpoints of running cells, by key."""
-        return under(under(self.shared, self.name), "checkpoints")
+        return joined(joined(self.shared, self.name), "checkpoints")
 
     @property
     def models(self) -> str | Path:
         """Final weights of finished cells, by key."""
-        return under(under(self.shared, self.name), "models")
+        return joined(joined(self.shared, self.name), "models")
 
     @property
     def compiled(self) -> Path:
@@ -101,7 +101,7 @@ class StudyPaths:
     @property
     def shared_results(self) -> str | Path:
         """A copy of the table, the fit and the report, for when the driver's disk goes with its machine."""
-        return under(under(self.shared, self.name), "results")
+        return joined(joined(self.shared, self.name), "results")
 
     @property
     def ledger(self) -> Ledger:
@@ -109,12 +109,12 @@ class StudyPaths:
         experiment = self.experiment or self.name
         plain = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", experiment)
         folder = experiment if plain else "experiment-" + quote(experiment, safe="")
-        return Ledger(under(under(self.shared, folder), "rows"))
+        return Ledger(joined(joined(self.shared, folder), "rows"))
 
     @property
     def lease(self) -> Folder:
         """Where the driver's lease lies, of a study that several machines or clusters could run."""
-        return open_storage(under(self.shared, self.name))
+        return open_storage(joined(self.shared, self.name))
 
     @property
     def unfinished(self) -> UnfinishedCells:

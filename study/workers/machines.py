@@ -151,7 +151,7 @@ class Capacity:
     slots: Slots
     held: int
     """Ranks that the machines hold at a time, which may be fewer than the slots that a spec sets."""
-    room: ClusterCapacity
+    capacity: ClusterCapacity
     """The same for `make_plan`."""
 
     def check(self, layouts: Collection[Layout]) -> None:
@@ -177,8 +177,8 @@ def capacity(live: Sequence[Machine], limits: AutoscalerLimits, resources: Resou
     memory = [machine.resources.get("memory", 0) for machine in machines]
     shares = [int(size / count) for size, count in zip(memory, ranks, strict=True) if size and count]
     devices = slots.devices or sum(ranks)
-    room = ClusterCapacity(devices, min(shares, default=0), max(ranks))
-    return Capacity(machines, replace(slots, devices=devices, together=max(ranks)), sum(ranks), room)
+    capacity = ClusterCapacity(devices, min(shares, default=0), max(ranks))
+    return Capacity(machines, replace(slots, devices=devices, together=max(ranks)), sum(ranks), capacity)
 
 
 def custom_resources(device: str, pool: str, machines: Collection[Machine]) -> tuple[str, ...]:

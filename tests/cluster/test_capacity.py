@@ -32,7 +32,7 @@ def driver(tmp_path, monkeypatch):
         monkeypatch.setattr("study.workers.machines.live_machines", lambda: [live])
         with ExitStack() as stack:
             found = runner._joined(stack, spec, Console(quiet=True))
-            plan = make_plan(spec, room=found.room)
+            plan = make_plan(spec, capacity=found.capacity)
             found.check({planned.layout for planned in plan.main})
             return found
 
@@ -114,5 +114,5 @@ def test_the_check_of_a_file_and_the_driver_agree(tmp_path, driver, kind, overri
         return
     assert not told
     found, foretold = driver(file, spec), capacity_of(file, spec.resources)
-    assert (found.slots, found.held, found.room) == (foretold.slots, foretold.held, foretold.room)
+    assert (found.slots, found.held, found.capacity) == (foretold.slots, foretold.held, foretold.capacity)
     assert bool(file.warnings) == (found.slots.devices > found.held)

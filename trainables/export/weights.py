@@ -22,7 +22,7 @@ from trainables.layout import Layout
 from trainables.model.family import family
 from trainables.progress import Result
 from trainables.record import RECORD, Keep, Record, Tokenization, sum_files, versions
-from trainables.storage.storage import FULL, open_storage, patiently, reason
+from trainables.storage.storage import FULL, open_storage, reason, with_retries
 
 
 def keep(
@@ -45,7 +45,7 @@ def keep(
         files={},
     )
     try:
-        storage = patiently(lambda: open_storage(weights.folder))
+        storage = with_retries(lambda: open_storage(weights.folder))
     except ConnectionError as error:
         return f"the final weights were not kept ({error})"
     try:

@@ -138,8 +138,8 @@ class Bucket(Folder):
     is_remote = True
 
     def __init__(self, uri: str) -> None:
-        self.files, self.path = _open(uri, shown(uri))
-        self.uri, self.name = uri, shown(uri)
+        self.files, self.path = _open(uri, redacted(uri))
+        self.uri, self.name = uri, redacted(uri)
         self._copy: scratch.LocalCopy | None = None
 
     @property
@@ -235,7 +235,7 @@ class Bucket(Folder):
             self.files.create_dir(self._path(folder, ""), recursive=True)
 
 
-def located(where: str | Path) -> str | Path:
+def path_or_uri(where: str | Path) -> str | Path:
     """Return a URI as `str` and anything else as `Path`."""
     return where if isinstance(where, str) and "://" in where else Path(where).expanduser()
 
@@ -246,7 +246,7 @@ def open_storage(where: str | Path) -> Folder:
     URIs are those that `pyarrow.fs.FileSystem.from_uri` or fsspec support, such as
     `s3://BUCKET/FOLDER?endpoint_override=HOST:PORT&scheme=http`; for others an InputError is raised.
     """
-    where = located(where)
+    where = path_or_uri(where)
     if isinstance(where, Path):
         return Folder(where)
     if where.startswith("file://"):
@@ -264,9 +264,9 @@ def copy_into(where: str | Path, paths: Iterable[Path]) -> None:
             storage.put(tag, name, file)
 
 
-def under(where: str | Path, name: str) -> str | Path:
+def joined(where: str | Path, name: str) -> str | Path:
     """Join a path or URI with a name; a URI keeps its options."""
-    where = located(where)
+    where = path_or_uri(where)
     if isinstance(where, Path):
         return where / name
     # Not urlunsplit, which makes `hdfs:/a` of `hdfs:///a`: a path of this machine.
@@ -274,7 +274,7 @@ def under(where: str | Path, name: str) -> str | Path:
     return f"{place.rstrip('/')}/{name}{mark}{options}"
 
 
-def shown(uri: str) -> str:
+def redacted(uri: str) -> str:
     """Return a URI without user, password and options, which may be secret."""
     if "://" not in uri:
         return uri
@@ -288,7 +288,7 @@ def unusable(name: str, error: Exception) -> InputError | ConnectionError:
     return kind(f"Nothing can be written to {name}: {reason(error)} {_WAY_OUT}")
 
 
-def patiently(work: Callable[[], T]) -> T:
+def with_retries(work: Callable[[], T]) -> T:
     """Return the result of `work`; on a ConnectionError retry for five minutes before it is raised.
 
     Otherwise a short outage would use up the retries of all cells that begin or end in it.
@@ -335,7 +335,7 @@ def discard(where: str | Path) -> None:
         open_storage(where).clear()
     except OSError as error:
         log = logging.getLogger(__name__)
-        log.warning("The checkpoints in %s could not be deleted: %s", shown(str(where)), reason(error))
+        log.warning("The checkpoints in %s could not be deleted: %s", redacted(str(where)), reason(error))
 
 
 def reason(error: Exception) -> str:

@@ -40,7 +40,7 @@ from trainables.ranks.process_group import (
     leave,
 )
 from trainables.record import Keep
-from trainables.storage.storage import Folder, open_storage, patiently
+from trainables.storage.storage import Folder, open_storage, with_retries
 from trainables.train.engine import (
     build_engine,
     clip_gradients,
@@ -134,7 +134,7 @@ def train(
     preload(recipe, layout)
     meter = MemoryMeter(device())
     store = _open_store(cell, layout, data_root)
-    storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
+    storage = None if checkpoints is None else with_retries(lambda: open_storage(checkpoints))
     engine, state, damaged = _start(cell, layout, store, storage)
     if connecting > SLOW_COLLECTIVE:
         state.notes.append(
@@ -177,7 +177,9 @@ def train(
 
 def _open_store(cell: Cell, layout: Layout, data_root: str | Path) -> TokenStore:
     spec, key, context = cell.data, cell.data_key, cell.recipe.context
-    opened = functools.partial(patiently, lambda: open_store(spec, context=context, root=data_root, key=key))
+    opened = functools.partial(
+        with_retries, lambda: open_store(spec, context=context, root=data_root, key=key)
+    )
     if layout.ranks > 1:
         # Packing can take longer than the timeout of a collective.
         run_on_all_ranks(lambda: bool(opened()), "packing the data", PACK_LIMIT)
@@ -193,7 +195,7 @@ def _start(
     """
     if storage is not None:
         check = storage.check if dist.get_rank() == 0 else lambda: None
-        run_on_all_ranks(lambda: patiently(check), "checking the checkpoint storage")
+        run_on_all_ranks(lambda: with_retries(check), "checking the checkpoint storage")
     notes: list[str] = []
     damaged: set[str] = set()
     restored = checkpoint.find(storage, cell.key, layout, notes, damaged) if storage else None

@@ -6,7 +6,7 @@ import shlex
 
 from study.plan.plan import make_plan
 from study.plan.prices import money
-from study.plan.speed import Speed, deciding, keep, machine
+from study.plan.speed import Speed, keep, machine, timing_fields
 from study.spec.devices import DEVICES
 from study.spec.study import load_spec
 from study.spec.yaml_file import preset_names
@@ -42,7 +42,7 @@ def test_a_plan_by_measured_times_has_the_command_that_measures_again(command):
     keep(
         Speed(
             step=1e-3, layer=1e-3, work=1.0, machine=machine(DEVICES["cpu"]), device="cpu", workers=plan.slots,
-            recipe=deciding(plan.planner.recipe, plan.vocabulary), cells=["L1-d8"], date="2026-11-28", busy=False,
+            recipe=timing_fields(plan.planner.recipe, plan.vocabulary), cells=["L1-d8"], date="2026-11-28", busy=False,
         )
     )  # fmt: skip
     out = command("plan", "quickstart", *changes)[1]

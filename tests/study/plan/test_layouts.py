@@ -44,10 +44,10 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe(**{"steps": 10, "batch": 64, "context": 1024, "precision": "bf16", **changes})
 
 
-def layout_planner(one: Recipe | None = None, room: int = 64, **resources: Any) -> LayoutPlanner:
+def layout_planner(one: Recipe | None = None, capacity: int = 64, **resources: Any) -> LayoutPlanner:
     """Under a section of resources, with room for so many ranks at a time."""
     section = ResourcesSection(**{"device": "a100-40gb", "shard_vocabulary": "never", **resources})
-    return LayoutPlanner(section, DEVICES[section.device], room, one or recipe(), VOCABULARY)
+    return LayoutPlanner(section, DEVICES[section.device], capacity, one or recipe(), VOCABULARY)
 
 
 def assert_named(message: str, *parts: str) -> None:
@@ -55,9 +55,9 @@ def assert_named(message: str, *parts: str) -> None:
     assert not [part for part in parts if part not in message], message
 
 
-def refusal(shape: Shape, room: int = 64, **resources: Any) -> str:
+def refusal(shape: Shape, capacity: int = 64, **resources: Any) -> str:
     with pytest.raises(SpecError) as caught:
-        layout_planner(None, room, **resources).choose(shape)
+        layout_planner(None, capacity, **resources).choose(shape)
     return str(caught.value)
 
 
@@ -189,7 +189,7 @@ def test_a_plan_for_a_cluster_knows_its_largest_machine(tmp_path: Path) -> None:
     spec = load_spec(str(path), ["resources.slots=auto", "resources.zero=3"])
 
     def most(together: int) -> tuple[int, bool]:
-        plan = make_plan(spec, room=ClusterCapacity(64, 0, together))
+        plan = make_plan(spec, capacity=ClusterCapacity(64, 0, together))
         apart = any("need several machines" in note for note in plan.notes)
         return max(planned.layout.tensor_parallel for planned in plan.cells), apart
 
@@ -219,7 +219,7 @@ def test_layers_are_compiled_where_the_time_pays_for_it_and_the_loss_stays() -> 
     hour = recipe(steps=10_000)
 
     def is_compiled(one: Recipe, shape: Shape, parts: str = "layers and loss", **resources: Any) -> bool:
-        choice = layout_planner(one, room=8, **resources).choose(shape)
+        choice = layout_planner(one, capacity=8, **resources).choose(shape)
         flags = [flag.partition(" compiled")[0] for flag in choice.flags if " compiled" in flag]
         assert flags == ([parts] if choice.layout.compiled else [])
         is_refused = any(flag.startswith("nothing to compile") for flag in choice.flags)
@@ -587,7 +587,7 @@ def test_the_first_layout_that_fits_is_that_of_a_search_through_all(batch: int, 
     checked = set()
     for width, context in itertools.product((256, 2048, 8192), (128, 4096, 65_536)):
         shape = Shape(depth=6, width=width, heads=8)
-        planner = layout_planner(recipe(batch=batch, context=context), room=8, zero=zero)
+        planner = layout_planner(recipe(batch=batch, context=context), capacity=8, zero=zero)
         every = sorted(
             (tensor * data, tensor, data, -piece)
             for tensor in (1, 2, 4, 8)

@@ -30,7 +30,8 @@ def a_speed(plan, **changes):
     planner = plan.planner
     values = {
         "step": 4e-3, "layer": 2.6e-3, "work": 2.0, "machine": machine(CPU), "device": "cpu", "workers": plan.slots,
-        "recipe": speed.deciding(planner.recipe, planner.layouts.vocabulary), "cells": ["L1-d12"], "date": "2026-11-26",
+        "recipe": speed.timing_fields(planner.recipe, planner.layouts.vocabulary), "cells": ["L1-d12"],
+        "date": "2026-11-26",
         "busy": False,
     }  # fmt: skip
     return Speed(**values | changes)

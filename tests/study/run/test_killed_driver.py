@@ -21,7 +21,7 @@ from tests.study.run.kill_stages import STAGES, kill_at
 from tests.study.run.test_study import ALONE, SPEC, TWO, Laptop
 from tests.study.tracking.examples import point
 from trainables.progress import Progress
-from trainables.storage.storage import under
+from trainables.storage.storage import joined
 
 OPTIONS = [*TWO, ALONE, "training.steps=20"]
 ROWS = 2
@@ -31,7 +31,7 @@ def in_turn(source, slots, settings, retries, callback, **options):
     """`run_cells` without Ray: each cell has a checkpoint, reports its progress and then its result."""
     while planned := source.take():
         callback.started(planned)
-        Path(under(settings.checkpoint_root, planned.cell.key), "step-1").mkdir(parents=True, exist_ok=True)
+        Path(joined(settings.checkpoint_root, planned.cell.key), "step-1").mkdir(parents=True, exist_ok=True)
         callback.progress(
             planned, Progress(step=10, steps=20, train_seconds=1, points=(point(10),), evaluations=())
         )

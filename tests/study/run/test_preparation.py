@@ -15,7 +15,7 @@ from study.plan import speed
 from study.plan.plan import make_plan
 from study.plan.speed import fitted
 from study.run import preparation
-from study.run.preparation import is_worth_timing, packed, shown, time_steps, tried_cells
+from study.run.preparation import is_worth_timing, packed, progress_bar, time_steps, tried_cells
 from study.spec.study import load_spec
 from tests.trainables.data.store.test_open import prose
 from trainables.data import data_key
@@ -75,7 +75,7 @@ def test_one_line_says_how_far_it_is_and_how_long_it_takes(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(preparation.time, "monotonic", lambda: now[0])
     out = io.StringIO()
-    with shown(Console(file=out, width=40)) as watch:
+    with progress_bar(Console(file=out, width=40)) as watch:
         for second, stage, share in (
             (1, "reading the text", None),
             (31, "reading the text", 0.5),
@@ -116,7 +116,7 @@ def test_a_study_of_seconds_is_not_worth_it_and_no_study_twice(monkeypatch):
         speed.keep(
             speed.Speed(
                 step=1e-3, layer=1e-3, work=1.0, machine=speed.machine(planner.layouts.device), device="cpu",
-                workers=plan.slots, recipe=speed.deciding(planner.recipe, planner.layouts.vocabulary), cells=[],
+                workers=plan.slots, recipe=speed.timing_fields(planner.recipe, planner.layouts.vocabulary), cells=[],
                 date="", busy=busy,
             )
         )  # fmt: skip

@@ -12,8 +12,8 @@ from study.run.trial import (
     TrialSettings,
     check_free_memory,
     check_gpu,
-    in_memory,
     limit_memory,
+    retry_with_smaller_batches,
     saved_step,
 )
 from study.spec.devices import DEVICES, usable_memory
@@ -51,7 +51,7 @@ def test_out_of_memory_halves_the_sequences_until_they_fit_and_goes_on_with_the_
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return result
 
-    halved = in_memory(attempt, Layout(), cell.recipe)
+    halved = retry_with_smaller_batches(attempt, Layout(), cell.recipe)
     assert tried == [16, 8, 4]
     assert halved.resumed_from, "the steps before the error were not trained again"
     assert [note.split()[4] for note in halved.notes] == ["16", "8"]
@@ -73,13 +73,13 @@ def test_what_other_processes_hold_of_a_gpu_halves_the_sequences_before_anything
         return Result.model_construct(notes=())
 
     if others < 75:
-        notes = in_memory(attempt, Layout(), recipe).notes
+        notes = retry_with_smaller_batches(attempt, Layout(), recipe).notes
         assert trained == [max(n for n in (16, 8, 4, 2, 1) if 6 + 4 * n <= 80 - others)]
         assert len(notes) == len(tried) - 1
         assert all(f"{80 - others}.0 GB are free" in note and f"{others}.0 GB" in note for note in notes)
     else:
         with pytest.raises(HeldMemoryError, match=r"need about 10\.0 GB .* 5\.0 GB are free"):
-            in_memory(attempt, Layout(), recipe)
+            retry_with_smaller_batches(attempt, Layout(), recipe)
         assert not trained
     assert attempts == tried
 
@@ -96,7 +96,7 @@ def test_memory_that_is_held_on_the_gpu_of_a_rank_is_named_in_the_note():
         error.loss_cause = loss_cause(raised.value)
         raise error
 
-    (note,) = in_memory(attempt, Layout(), recipe).notes
+    (note,) = retry_with_smaller_batches(attempt, Layout(), recipe).notes
     assert "rank 1 of 2" in note
     assert "40.0 GB are free" in note
 
@@ -140,7 +140,7 @@ def test_other_errors_end_the_attempt_and_with_one_sequence_so_does_memory(error
         raise error
 
     with pytest.raises(type(error)) as raised:
-        in_memory(attempt, Layout(), recipe)
+        retry_with_smaller_batches(attempt, Layout(), recipe)
     assert raised.value is error
     assert tried == [8, 4, 2, 1][:count]
 
@@ -155,7 +155,7 @@ def test_memory_of_a_rank_halves_the_sequences_of_its_gang():
         raise error
 
     with pytest.raises(GangError):
-        in_memory(attempt, Layout(data_parallel=2), recipe)
+        retry_with_smaller_batches(attempt, Layout(data_parallel=2), recipe)
     assert tried == [(2, 12), (2, 6), (2, 3), (2, 1)]
 
 

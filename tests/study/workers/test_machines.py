@@ -271,11 +271,11 @@ def test_the_capacity_is_what_the_machines_of_the_pool_hold(limits):
         "CPU": 1, "GPU": 1, "spot": CUSTOM_AMOUNT, "accelerator_type:L4": CUSTOM_AMOUNT
     }  # fmt: skip
     assert [of_gpus.slots.ranks_on(machine) for machine in found] == [0, 0, 1, 1]
-    assert of_gpus.room == ClusterCapacity(2, 8000, 1)
+    assert of_gpus.capacity == ClusterCapacity(2, 8000, 1)
     shared = found_by(found, device="cpu", pool="spot", cpus_per_trial=2)
-    assert shared.room == ClusterCapacity(4, 4000, 2), "two ranks of two cores share a machine"
+    assert shared.capacity == ClusterCapacity(4, 4000, 2), "two ranks of two cores share a machine"
     asked = found_by(found, device="cpu", pool="spot", cpus_per_trial=2, slots=9)
-    assert (asked.slots.devices, asked.room.devices, asked.held) == (9, 9, 4)
+    assert (asked.slots.devices, asked.capacity.devices, asked.held) == (9, 9, 4)
     with pytest.raises(
         SpecError, match=r"needs 5 CPUs, and no machine of the Ray cluster with spot has them .*: 4 CPUs"
     ):
@@ -292,8 +292,8 @@ def test_machines_that_do_not_tell_their_memory_leave_that_of_the_others():
     """Those that KubeRay may start tell their CPUs and GPUs alone: a rank had no memory at all."""
     told, untold = Machine({"CPU": 4, "memory": 8000}, "a"), Machine({"CPU": 8})
     two = {"device": "cpu", "cpus_per_trial": 2}
-    assert found_by([told, untold], **two).room == ClusterCapacity(6, 4000, 4)
-    assert found_by([untold], **two).room == ClusterCapacity(4, 0, 4)
+    assert found_by([told, untold], **two).capacity == ClusterCapacity(6, 4000, 4)
+    assert found_by([untold], **two).capacity == ClusterCapacity(4, 0, 4)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from trainables.checkpoint.checkpoint import MARKER
 from trainables.layout import Layout
 from trainables.ranks.process_group import join, leave
 from trainables.storage import storage
-from trainables.storage.storage import Bucket, Folder, discard, open_storage, shown, under
+from trainables.storage.storage import Bucket, Folder, discard, joined, open_storage, redacted
 from trainables.train import loop
 from trainables.train.loop import train
 
@@ -409,14 +409,14 @@ def test_paths_and_file_uris_are_folders_in_place(tmp_path):
 
 
 def test_a_name_inside_a_uri_stands_before_its_options():
-    assert under("s3://b/cells/?region=x", "k") == "s3://b/cells/k?region=x"
-    assert under("s3://b", "k") == "s3://b/k"
-    assert under("hdfs:///a?user=b", "k") == "hdfs:///a/k?user=b"
-    assert shown("hdfs:///a") == "hdfs:///a"
-    assert shown("/a?b") == "/a?b"
-    assert under("a/b", "k") == Path("a/b/k")
-    assert under(Path("a"), "k") == Path("a/k")
-    assert shown("s3://user:secret@b/k?token=secret") == "s3://b/k"
+    assert joined("s3://b/cells/?region=x", "k") == "s3://b/cells/k?region=x"
+    assert joined("s3://b", "k") == "s3://b/k"
+    assert joined("hdfs:///a?user=b", "k") == "hdfs:///a/k?user=b"
+    assert redacted("hdfs:///a") == "hdfs:///a"
+    assert redacted("/a?b") == "/a?b"
+    assert joined("a/b", "k") == Path("a/b/k")
+    assert joined(Path("a"), "k") == Path("a/k")
+    assert redacted("s3://user:secret@b/k?token=secret") == "s3://b/k"
 
 
 def test_a_local_folder_that_others_can_write_to_is_refused(bucket):
@@ -472,13 +472,13 @@ def test_a_store_that_is_away_is_tried_again_for_a_while(monkeypatch):
             raise answer
         return answer
 
-    assert storage.patiently(work) == "there"
+    assert storage.with_retries(work) == "there"
     answers = iter([ConnectionError("away")] * 3)
     with pytest.raises(ConnectionError, match="away"):
-        storage.patiently(work)
+        storage.with_retries(work)
     answers = iter([InputError("wrong")])
     with pytest.raises(InputError, match="wrong"):
-        storage.patiently(work)
+        storage.with_retries(work)
 
 
 @pytest.mark.slow

@@ -62,7 +62,9 @@ class Answer(Result):
         """The shape of lowest loss at each size, and the depths that are statistically tied with it."""
         columns = ["params", "depth", "width", "loss", "tied"]
         per_nat = self.fit.loss_unit.per_nat
-        rows = [(one.params, one.depth, one.width, per_nat * one.loss, one.near) for one in self.fit.best]
+        rows = [
+            (best.params, best.depth, best.width, per_nat * best.loss, best.near) for best in self.fit.best
+        ]
         return pd.DataFrame(rows, columns=columns)
 
     @cached_property
@@ -70,8 +72,14 @@ class Answer(Result):
         """Where each depth overtakes the next shallower one: N and its interval."""
         columns = ["shallow", "deep", "status", "params", "low", "high"]
         rows = [
-            (one.shallow, one.deep, one.status, one.params, *(one.params_interval or (None, None)))
-            for one in self.fit.crossings
+            (
+                crossing.shallow,
+                crossing.deep,
+                crossing.status,
+                crossing.params,
+                *(crossing.params_interval or (None, None)),
+            )
+            for crossing in self.fit.crossings
         ]
         return pd.DataFrame(rows, columns=columns)
 
@@ -94,7 +102,7 @@ class Answer(Result):
         from analysis.report.study_page import study_figures
 
         data = {name: self.report_data.get(name) for name in ("entropy", "curves", "measures", "search")}
-        return {one.name: one.canvas() for one in study_figures(self.table, self.fit, **data)}
+        return {drawn.name: drawn.canvas() for drawn in study_figures(self.table, self.fit, **data)}
 
     def report(self, out: str | Path) -> Path:
         """Write `report.html`, `fit.json`, `runs.csv` and the figures into a folder; return the page.

@@ -531,7 +531,7 @@ def audit(
         str | None, typer.Option(help="levine2020 or liu2026 alone; default: all published evidence")
     ] = None,
     fit: FitOption = None,
-    known: Annotated[
+    well_known: Annotated[
         bool, typer.Option("--known", help="well-known models by both laws and the Gemstones table instead")
     ] = False,
     within: WithinOption = None,
@@ -541,7 +541,7 @@ def audit(
     """Say whether models are too deep or too shallow. By all published evidence, or by one law or fit."""
     from interplay.verbs.audit import audit_each, audit_known
 
-    if known:
+    if well_known:
         if any(value is not None for value in (configs, depth, width, vocabulary, law, fit)):
             raise InputError(
                 "--known compares a list of models with all laws; leave out every other model and law."

@@ -71,13 +71,15 @@ def assumed_truth(
             ABOVE_ENTROPY * entropy,
             f"{DEFAULT}: {ABOVE_ENTROPY:g} x the entropy of the data",
         )
-    found = {name: Assumption(getattr(plain, name), DEFAULT) for name in MEANINGS if name != "loss"}
-    found |= {"a": Assumption(a, law), "b": Assumption(b, law), "loss": Assumption(loss, of_loss)}
+    assumptions = {name: Assumption(getattr(plain, name), DEFAULT) for name in MEANINGS if name != "loss"}
+    assumptions |= {"a": Assumption(a, law), "b": Assumption(b, law), "loss": Assumption(loss, of_loss)}
     if pilot:
-        found = {name: Assumption(i.value, f"not in the pilot; {i.source}") for name, i in found.items()}
-        found |= _from_pilot(pilot)
-    found |= {name: Assumption(value, "given") for name, value in given.items()}
-    values: dict[str, Any] = {name: item.value for name, item in found.items()}
+        assumptions = {
+            name: Assumption(i.value, f"not in the pilot; {i.source}") for name, i in assumptions.items()
+        }
+        assumptions |= _from_pilot(pilot)
+    assumptions |= {name: Assumption(value, "given") for name, value in given.items()}
+    values: dict[str, Any] = {name: item.value for name, item in assumptions.items()}
     a, b, loss = values["a"], values["b"], values.pop("loss")
     if wrong := [depth for depth in depths if not 0 <= a + b * depth <= MOST_LOG_WIDTH]:
         raise InputError(
@@ -91,7 +93,7 @@ def assumed_truth(
     middle = statistics.fmean(_log_sizes(shapes))
     above = values["exponent"] * (middle - math.log(Truth(a, b, depths).crossing(depths[0])))
     values |= {"asymptote": (1 - share) * loss, "drop": share * loss * math.exp(above)}
-    return Truth(depths=depths, **values), found
+    return Truth(depths=depths, **values), assumptions
 
 
 def _log_sizes(shapes: Sequence[Shape]) -> list[float]:
@@ -108,7 +110,7 @@ def _from_pilot(fit: "Fit") -> dict[str, Assumption]:
     # A straight line in ln N is the limit of an exponent of zero.
     exponent = None if curves.exponent is None else max(curves.exponent, 0.01)
     slopes = _slopes(fit, exponent or Truth.exponent)
-    found = {
+    assumptions = {
         "a": (law.a if rises else None, source),
         "b": (law.b if rises else None, source),
         "noise": (noise.sd_relative or None, "pilot: noise"),
@@ -120,7 +122,7 @@ def _from_pilot(fit: "Fit") -> dict[str, Assumption]:
         "scatter": (None if law.scatter_dof == 1 else law.scatter, "pilot: scatter of its law"),
         "loss": (noise.loss or None if noise.is_measured else None, "pilot: mean loss"),
     }
-    return {name: Assumption(value, why) for name, (value, why) in found.items() if value is not None}
+    return {name: Assumption(value, why) for name, (value, why) in assumptions.items() if value is not None}
 
 
 def _slopes(fit: "Fit", exponent: float) -> list[float]:
@@ -128,12 +130,12 @@ def _slopes(fit: "Fit", exponent: float) -> list[float]:
 
     With the gap slope/α·(1 - exp(-α·(x - x*))) of `Truth`, the difference of the two ends gives the slope.
     """
-    found = []
+    sentences = []
     for item in fit.crossings:
         if item.params is not None and item.range is not None and item.gap_ends is not None:
             low, high = (math.exp(-exponent * math.log(end / item.params)) for end in item.range)
-            found.append((item.gap_ends[1] - item.gap_ends[0]) * exponent / (low - high))
-    return sorted(slope for slope in found if slope > 0)
+            sentences.append((item.gap_ends[1] - item.gap_ends[0]) * exponent / (low - high))
+    return sorted(slope for slope in sentences if slope > 0)
 
 
 def _default_law(shapes: Sequence[Shape], depths: tuple[int, ...]) -> tuple[float, float, str]:

@@ -124,8 +124,8 @@ def sure_noise(curves: Curves) -> tuple[float, float]:
     shared = noise.correlation * min(1.0, (noise.seeds - 1) / float(chi2.ppf(SURE, noise.seeds - 1)))
     larger = noise.dof / float(chi2.ppf(1 - SURE, noise.dof))
     runs = float(np.mean(1 / curves.count))
-    found = (1 - noise.correlation) * runs + nugget
-    return shared, max(found / larger - (1 - shared) * runs, 0.0)
+    variance = (1 - noise.correlation) * runs + nugget
+    return shared, max(variance / larger - (1 - shared) * runs, 0.0)
 
 
 class Cells:
@@ -143,7 +143,7 @@ class Cells:
         loss = np.clip(self.curves @ curves.values.ravel(), curves.mean.min() / 2, curves.mean.max() * 2)
         sd = noise.sd_at(loss)
         shared, nugget = sure_noise(curves)
-        self.own, self.nugget = (1 - shared - noise.within) * sd**2, nugget * sd**2
+        self.independent, self.nugget = (1 - shared - noise.within) * sd**2, nugget * sd**2
         self.ranks, self.sizes = np.searchsorted(curves.depths, depth), np.zeros((len(depth), 2))
         #: By seed, indices in the state of the error common to all shapes, and of that of each depth; -1 of a seed that
         #: no cell has yet.
@@ -151,20 +151,20 @@ class Cells:
         # Noise that is estimated from the scatter about the curves has no common causes.
         if len(curves.joint) > curves.values.size:
             self.sizes = np.column_stack([math.sqrt(shared) * sd, math.sqrt(noise.within) * sd])
-            known = [labels.index(label) for label in curves.seeds]
-            places = np.arange(len(known) * (1 + count)).reshape(1 + count, -1)
-            self.causes[known] = curves.values.size + places.T
+            indices = [labels.index(label) for label in curves.seeds]
+            places = np.arange(len(indices) * (1 + count)).reshape(1 + count, -1)
+            self.causes[indices] = curves.values.size + places.T
         self.covariance = curves.joint.copy()
         self.taken = np.zeros((len(depth), len(labels)), dtype=bool)
 
     def observed(self, shape: Integers, seed: Integers) -> tuple[Floats, Floats]:
         """(cells, state), what one more run of each shape and seed observes, and the variance of the noise in it."""
         runs = self.taken[shape].sum(axis=1)
-        each = self.own[shape] / np.maximum(runs, 1)
+        each = self.independent[shape] / np.maximum(runs, 1)
         share = np.where(runs > 0, self.nugget[shape] / (self.nugget[shape] + each), 0.0)
         rows = np.zeros((len(shape), len(self.covariance)))
         rows[:, : self.curves.shape[1]] = (1 - share)[:, None] * self.curves[shape]
-        noise = self.own[shape] + np.where(runs > 0, share * each, self.nugget[shape])
+        noise = self.independent[shape] + np.where(runs > 0, share * each, self.nugget[shape])
         for part, place in enumerate((np.zeros_like(shape), 1 + self.ranks[shape])):
             size, cause = self.sizes[shape, part], self.causes[seed, place]
             new = cause < 0
@@ -238,7 +238,7 @@ class Search:
         self.middle = np.array([between(*pair) for pair in self.pairs])
         self.design = np.column_stack([np.ones_like(self.middle), self.middle])
         self.places, self.gap = curves.grid, curves.values[:-1] - curves.values[1:]
-        self._locate(float(np.median(self.cells.own)) ** 0.5)
+        self._locate(float(np.median(self.cells.independent)) ** 0.5)
         for item in begun:
             self.cells.take(row[item.cell[:2]], column[item.seed])
 
@@ -248,12 +248,12 @@ class Search:
         Only measured cells are used, so that a choice does not depend on which cells happen to be running. `sd` is the
         noise of a run.
         """
-        found = np.array([root(self.places, gap) for gap in self.gap])
+        crossings = np.array([root(self.places, gap) for gap in self.gap])
         low, high = self.places[0], self.places[-1]
         rise = np.gradient(self.gap, self.places, axis=1)
         pair = np.arange(len(self.pairs))
-        inside = np.isfinite(found)
-        x = np.clip(found, low, high)
+        inside = np.isfinite(crossings)
+        x = np.clip(crossings, low, high)
         slopes = rise[pair, self._at(x)]
         steep = slopes[inside & (slopes > 0)]
         least = 0.3 * float(np.median(steep)) if len(steep) else 0.2 * sd
@@ -261,9 +261,9 @@ class Search:
         joint = rows @ self._losses(self.cells) @ rows.T
         offset = np.log(12 * self.middle)
         log_width = (x - offset) / 2
-        own = np.where(inside, np.diag(joint), np.inf)
-        self.a, self.b = self._line(log_width, own)
-        share = ABOUT**2 / (ABOUT**2 + own) if inside.sum() >= 2 else np.ones(len(x))
+        variance = np.where(inside, np.diag(joint), np.inf)
+        self.a, self.b = self._line(log_width, variance)
+        share = ABOUT**2 / (ABOUT**2 + variance) if inside.sum() >= 2 else np.ones(len(x))
         log_width = share * log_width + (1 - share) * (self.a + self.b * self.middle)
         place = offset + 2 * log_width
         self.cross = np.clip(place, low, high)
@@ -271,7 +271,7 @@ class Search:
         self.possible = (place >= low - 1e-9) & (place <= high + 1e-9)
         #: Derivatives of ln d at the crossings by the losses on the grid.
         self.rows = self._rows(self.cross, np.maximum(rise[pair, self._at(self.cross)], least))
-        self.doubt = self._doubt(np.flatnonzero(inside), ((found - offset) / 2)[inside], joint)
+        self.doubt = self._doubt(np.flatnonzero(inside), ((crossings - offset) / 2)[inside], joint)
 
     def _losses(self, cells: Cells) -> Floats:
         """The covariance of the losses on the grid."""
@@ -313,8 +313,8 @@ class Search:
         weight = 1 / (variance + ABOUT**2)
         spread = float(np.ptp(self.middle)) or float(self.pairs[0][1] - self.pairs[0][0])
         if np.sum(weight > 0) < 2:
-            known, b = int(np.argmax(weight)), 1 / spread
-            return float(log_width[known] - b * self.middle[known]), b
+            likeliest, b = int(np.argmax(weight)), 1 / spread
+            return float(log_width[likeliest] - b * self.middle[likeliest]), b
         weighted = self.design.T * weight
         a, b = np.linalg.solve(weighted @ self.design, weighted @ log_width)
         if b < 0.2 / spread:
@@ -328,8 +328,8 @@ class Search:
         variance = np.diag(losses).reshape(-1, size)
         common = np.diagonal(losses, size).reshape(-1, size)
         z = self.gap / np.sqrt(np.maximum(variance[:-1] + variance[1:] - 2 * common, 1e-300))
-        there: Flags = np.asarray(cells.taken.any(axis=1))
-        open_to = there.copy()
+        trained: Flags = np.asarray(cells.taken.any(axis=1))
+        open_to = trained.copy()
         open_to[self.shape_of[self.free]] = True
         covered, lacking = [], []
         for index, pair in enumerate(self.pairs):
@@ -340,7 +340,7 @@ class Search:
             high = min(float(above[0]) if len(above) else math.inf, cross + FARTHEST)
             missing = []
             for depth in pair:
-                measured, possible = (self.x[(self.depth == depth) & kind] for kind in (there, open_to))
+                measured, possible = (self.x[(self.depth == depth) & kind] for kind in (trained, open_to))
                 least, most = max(low, float(possible.min())), min(high, float(possible.max()))
                 if measured.min() > least + 1e-9:
                     missing.append((depth, -1, least))
@@ -421,14 +421,14 @@ class Search:
         """Return the cheapest option that reaches each missing side, or nothing if one cannot be reached."""
         cells: list[int] = []
         x = self.x[self.shape_of]
-        for depth, side, there in missing:
-            far = (side * (x - there) >= -1e-9) & (self.depth[self.shape_of] == depth) & self.free
-            found = np.flatnonzero(far)
-            if not len(found):
+        for depth, side, trained in missing:
+            far = (side * (x - trained) >= -1e-9) & (self.depth[self.shape_of] == depth) & self.free
+            distant = np.flatnonzero(far)
+            if not len(distant):
                 return ()
             # Below the crossing the largest size that is far enough, which is nearest to the place to reach.
-            key = self.cost[found] if side > 0 else -self.cost[found]
-            cells.append(int(found[np.lexsort((self.seed_of[found], key))[0]]))
+            key = self.cost[distant] if side > 0 else -self.cost[distant]
+            cells.append(int(distant[np.lexsort((self.seed_of[distant], key))[0]]))
         return tuple(dict.fromkeys(cells))
 
     def take(self, option: int) -> None:

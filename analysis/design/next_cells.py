@@ -169,17 +169,17 @@ def _first(rows: pd.DataFrame, waiting: list[Option], able: list[Option], count:
     for depth, params, seed in [*_cells(finite), *(item.cell for item in waiting)]:
         seeds_of[depth, params].add(seed)
     every = {*seeds_of, *(item.cell[:2] for item in able)}
-    found: list[Option] = []
+    options: list[Option] = []
     rest = able
     places: tuple[float, ...] = ()
     for more, seeds in ROUNDS:
         places += more
-        found += _missing(_spread(every, places), seeds_of, rest, seeds)
-        taken = set(found)
+        options += _missing(_spread(every, places), seeds_of, rest, seeds)
+        taken = set(options)
         rest = [item for item in rest if item not in taken]
     return [
         Choice(item, math.nan, f"first design: {_named(item)}, seed {item.seed}")
-        for item in [*found, *rest][:count]
+        for item in [*options, *rest][:count]
     ]
 
 
@@ -194,8 +194,8 @@ def _spread(shapes: set[Key], places: Sequence[float]) -> list[Key]:
     for depth in sorted({shape[0] for shape in shapes}):
         free = sorted(shape for shape in shapes if shape[0] == depth)
         for share in places[: len(free)]:
-            there = low + share * (high - low)
-            wanted.append(min(free, key=lambda shape: (abs(math.log(shape[1]) - there), shape[1])))
+            place = low + share * (high - low)
+            wanted.append(min(free, key=lambda shape: (abs(math.log(shape[1]) - place), shape[1])))
             free.remove(wanted[-1])
     return wanted
 
@@ -210,13 +210,13 @@ def _missing(
     by_shape: dict[Key, list[Option]] = defaultdict(list)
     for item in able:
         by_shape[item.depth, item.params].append(item)
-    found: list[Option] = []
+    options: list[Option] = []
     for rank in range(seeds):
         added = []
         for shape in wanted:
-            here = [item for item in by_shape[shape] if item.seed not in seeds_of[shape]]
-            if here and len(seeds_of[shape]) <= rank:
-                added.append(min(here, key=attrgetter("seed")))
+            untrained = [item for item in by_shape[shape] if item.seed not in seeds_of[shape]]
+            if untrained and len(seeds_of[shape]) <= rank:
+                added.append(min(untrained, key=attrgetter("seed")))
                 seeds_of[shape].add(added[-1].seed)
-        found += _in_order(added)
-    return found
+        options += _in_order(added)
+    return options

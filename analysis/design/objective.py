@@ -104,20 +104,24 @@ def _estimate(
     return Estimate(value, *interval, halfwidth, f"{what} ({ends[0]} to {ends[1]}{share}){why}.")
 
 
-def _of_depth(found: Projection) -> Estimate:
-    what = f"The best depth at N = {found.params:.3g}"
-    if found.depth_exact is not None:
-        words = f"{what} is {found.depth_exact:.3g} layers"
-        return _estimate(found.depth_exact, found.depth_interval, found.halfwidth, words)
-    if found.depth_interval == (None, None):
-        return _nothing(found.reason or "there is no law")
+def _of_depth(projection: Projection) -> Estimate:
+    what = f"The best depth at N = {projection.params:.3g}"
+    if projection.depth_exact is not None:
+        words = f"{what} is {projection.depth_exact:.3g} layers"
+        return _estimate(projection.depth_exact, projection.depth_interval, projection.halfwidth, words)
+    if projection.depth_interval == (None, None):
+        return _nothing(projection.reason or "there is no law")
     return _estimate(
-        None, found.depth_interval, found.halfwidth, f"{what} is not settled", f": {found.reason}"
+        None,
+        projection.depth_interval,
+        projection.halfwidth,
+        f"{what} is not settled",
+        f": {projection.reason}",
     )
 
 
-def _of_crossings(found: Crossings) -> Estimate:
-    worst = max(found.items, key=_half_length)
+def _of_crossings(crossings: Crossings) -> Estimate:
+    worst = max(crossings.items, key=_half_length)
     halfwidth, pair = _half_length(worst), f"{worst.shallow} → {worst.deep} layers"
     if math.isinf(halfwidth):
         why = worst.reason or worst.status.replace("_", "-")

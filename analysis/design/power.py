@@ -137,7 +137,8 @@ def simulate_power(
         seed=seed,
         seeds=seeds,
         crossings=tuple(
-            _pair(truth, found, [own.crossing(shallow) for own in curves]) for shallow, found in pairs
+            _pair(truth, occurred, [curve.crossing(shallow) for curve in curves])
+            for shallow, occurred in pairs
         ),
         statuses=_shares(LAW_STATUSES, [law.status for law in laws]),
         b_widths=tuple(widths),
@@ -170,15 +171,15 @@ def compare_changes(
         closed = float(np.isfinite(widths).mean())
         return Change(words, len(changed), seeds, cost, _finite_median(widths), closed)
 
-    found = [change("the plan", plan, base.seeds, base.b_widths[:count])]
+    estimates = [change("the plan", plan, base.seeds, base.b_widths[:count])]
     for words, changed, seeds in (
         (f"{2 * base.seeds} seeds for {base.seeds}", plan, 2 * base.seeds),
         ("sizes between all neighbours", _denser(plan), base.seeds),
     ):
         studies_of = (_simulated(truth, changed, seeds, (base.seed, number)) for number in range(count))
         widths = [_b_width(fit_threshold(study.crossings, "log-linear")) for study in studies_of]
-        found.append(change(words, changed, seeds, widths))
-    return tuple(found)
+        estimates.append(change(words, changed, seeds, widths))
+    return tuple(estimates)
 
 
 def _simulated(truth: Truth, shapes: Sequence[Shape], seeds: int, key: tuple[int, int]) -> Estimates:
@@ -186,19 +187,21 @@ def _simulated(truth: Truth, shapes: Sequence[Shape], seeds: int, key: tuple[int
     return estimates_of(simulate_matched(truth, shapes, seeds, key), level=LEVEL)
 
 
-def _pair(truth: Truth, found: Sequence[Crossing], true: Sequence[float]) -> PairPower:
-    shallow, params = found[0].shallow, truth.crossing(found[0].shallow)
-    intervals = [ends_of(item.params_interval) for item in found]
+def _pair(truth: Truth, crossings: Sequence[Crossing], true: Sequence[float]) -> PairPower:
+    shallow, params = crossings[0].shallow, truth.crossing(crossings[0].shallow)
+    intervals = [ends_of(item.params_interval) for item in crossings]
     ratios = [high / low for low, high in intervals if math.isfinite(high - low)]
     return PairPower(
         shallow=shallow,
-        deep=found[0].deep,
+        deep=crossings[0].deep,
         params=params,
         width=width_of(params, shallow),
-        statuses=_shares(STATUSES, [item.status for item in found]),
-        closed=len(ratios) / len(found),
+        statuses=_shares(STATUSES, [item.status for item in crossings]),
+        closed=len(ratios) / len(crossings),
         ratio=_finite_median(ratios),
-        coverage=_coverage([(item.params_interval, own) for item, own in zip(found, true, strict=True)]),
+        coverage=_coverage(
+            [(item.params_interval, value) for item, value in zip(crossings, true, strict=True)]
+        ),
     )
 
 
@@ -213,8 +216,8 @@ def _coverage(intervals: Sequence[tuple[Interval | None, float]]) -> float | Non
     return sum(low <= value <= high for (low, high), value in both) / len(both) if both else None
 
 
-def _shares(names: Sequence[str], found: list[str]) -> dict[str, float]:
-    return {name: found.count(name) / len(found) for name in names}
+def _shares(names: Sequence[str], occurred: list[str]) -> dict[str, float]:
+    return {name: occurred.count(name) / len(occurred) for name in names}
 
 
 def _finite_median(values: Sequence[float]) -> float | None:
@@ -231,9 +234,9 @@ def _params(shape: Shape) -> float:
 def _denser(plan: list[Shape]) -> list[Shape]:
     """The shapes, and those half-way in ln N between neighbours of a depth where another multiple of the step lies."""
     step = math.gcd(*(width for _, width, _ in plan))
-    found = {shape[:2]: shape for shape in plan}
+    by_shape = {shape[:2]: shape for shape in plan}
     for (depth, low, _), (other, high, _) in itertools.pairwise(sorted(plan)):
         width = step * max(1, round(math.sqrt(low * high) / step))
         if other == depth:
-            found.setdefault((depth, width), (depth, width, 12.0 * depth * width**2))
-    return list(found.values())
+            by_shape.setdefault((depth, width), (depth, width, 12.0 * depth * width**2))
+    return list(by_shape.values())

@@ -137,7 +137,7 @@ def simulate_matched(truth: Truth, shapes: Sequence[Shape], seeds: int, key: Seq
 
 
 def study_rows(
-    curves: LossCurves, shapes: Sequence[Shape], common: Floats, own: Floats, misfit: Floats
+    curves: LossCurves, shapes: Sequence[Shape], common: Floats, independent: Floats, misfit: Floats
 ) -> pd.DataFrame:
     """Compute the rows of a study (depth, width, params, budget, seed, loss) from its curves and standard normals.
 
@@ -145,13 +145,13 @@ def study_rows(
         curves: the expected losses.
         shapes: each (depth, width) once.
         common: (seeds,).
-        own: (shapes, seeds).
+        independent: (shapes, seeds).
         misfit: (shapes,), of the shapes about the curves.
 
     Raises:
         InputError: a shape has an expected loss that is not positive.
     """
-    truth, seeds = curves.truth, own.shape[1]
+    truth, seeds = curves.truth, independent.shape[1]
     table = pd.DataFrame(shapes, columns=["depth", "width", "budget"])
     table.insert(2, "params", 12.0 * table["depth"] * table["width"] ** 2)
     mean = truth.misfit_sd * misfit
@@ -164,7 +164,7 @@ def study_rows(
             f"The assumed truth gives {worst.depth:g} layers of width {worst.width:g} (N = {worst.params:.3g}) a loss "
             f"of {mean.min():.3g} nats, and a loss is positive. Assume a larger loss, or a smaller slope or misfit_sd."
         )
-    noise = math.sqrt(truth.shared) * common + math.sqrt(1 - truth.shared) * own
+    noise = math.sqrt(truth.shared) * common + math.sqrt(1 - truth.shared) * independent
     rows = table.loc[table.index.repeat(seeds)].reset_index(drop=True)
     losses = mean[:, None] * (1 + truth.noise * noise)
     return rows.assign(seed=np.tile(np.arange(seeds), len(shapes)), loss=losses.ravel())

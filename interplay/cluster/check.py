@@ -36,8 +36,8 @@ class Checked:
         """Return one JSON document."""
         return {
             "file": self.file.name,
-            "errors": [asdict(found) for found in self.file.errors],
-            "warnings": [asdict(found) for found in self.file.warnings],
+            "errors": [asdict(finding) for finding in self.file.errors],
+            "warnings": [asdict(finding) for finding in self.file.warnings],
             "notes": self.file.notes,
             "price": {
                 "region": prices().region,
@@ -86,8 +86,8 @@ def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> 
 def check_view(checked: Checked) -> RenderableType:
     """Lay out the findings, one per line, then the prices."""
     file = checked.file
-    lines: list[RenderableType] = [_line("error", "bold red", found) for found in file.errors]
-    lines += [_line("warning", "yellow", found) for found in file.warnings]
+    lines: list[RenderableType] = [_line("error", "bold red", finding) for finding in file.errors]
+    lines += [_line("warning", "yellow", finding) for finding in file.warnings]
     lines += [Text.assemble(("note: ", "bold"), f"{note}.") for note in file.notes]
     if checked.pools or checked.head_hour:
         lines += [Text(), _prices(checked)]
@@ -134,9 +134,9 @@ def option_text(option: Option) -> str:
     return f"on {option.pool} alone, {option.machines} x {option.machine}: {time}, {price}"
 
 
-def _line(kind: str, style: str, found: Finding) -> Text:
-    where = f"line {found.line}" + (f", {found.path}" if found.path else "")
-    return Text.assemble((f"{kind}: ", style), (where, "bold"), f": {found.message}.")
+def _line(kind: str, style: str, finding: Finding) -> Text:
+    where = f"line {finding.line}" + (f", {finding.path}" if finding.path else "")
+    return Text.assemble((f"{kind}: ", style), (where, "bold"), f": {finding.message}.")
 
 
 def _prices(checked: Checked) -> Table:
@@ -144,11 +144,11 @@ def _prices(checked: Checked) -> Table:
     for title in ("pool", "machine", "maximum", "one, per hour", "all, per hour"):
         table.add_column(title, justify="left" if title in ("pool", "machine") else "right")
     if checked.head_hour:
-        one, machine = f"about {money(checked.head_hour)}", checked.file.machine(checked.file.head)
-        table.add_row("head", machine, "1", one, "until `ray down`")
+        each, machine = f"about {money(checked.head_hour)}", checked.file.machine(checked.file.head)
+        table.add_row("head", machine, "1", each, "until `ray down`")
     for pool in checked.pools:
-        one, every = (f"about {money(pool.hour * n)}" if pool.hour else "" for n in (1, pool.most))
+        each, every = (f"about {money(pool.hour * n)}" if pool.hour else "" for n in (1, pool.most))
         unknown = "paid in advance" if pool.market == "capacity-block" else "unknown"
         machine = pool.machine if pool.market == "on-demand" else f"{pool.machine}, {pool.market}"
-        table.add_row(pool.name, machine, str(pool.most), one or unknown, every)
+        table.add_row(pool.name, machine, str(pool.most), each or unknown, every)
     return table

@@ -40,16 +40,16 @@ class Pool:
 
 def pools(file: ClusterFile) -> list[Pool]:
     """Return the pools of a file for AWS; existing machines have no price and no pools."""
-    found = []
+    listed = []
     for node_type in file.mapping(TYPES) if file.provider == "aws" else ():
         if node_type == file.head:
             continue
         name = str(file.get(TYPES, node_type, "labels", "pool") or node_type)
-        machine, own = file.machine(node_type), file.get(TYPES, node_type, "max_workers")
-        most = min(own, file.most) if isinstance(own, int) else file.most
+        machine, most_of_type = file.machine(node_type), file.get(TYPES, node_type, "max_workers")
+        most = min(most_of_type, file.most) if isinstance(most_of_type, int) else file.most
         what, market = prices().types.get(machine), file.market(node_type)
-        found.append(Pool(name, node_type, machine, most, market, what, hour(file, node_type)))
-    return found
+        listed.append(Pool(name, node_type, machine, most, market, what, hour(file, node_type)))
+    return listed
 
 
 def hour(file: ClusterFile, node_type: str) -> float | None:
@@ -153,14 +153,14 @@ def capacity_of(file: ClusterFile, resources: ResourcesSection) -> Capacity:
 
 def _machine(file: ClusterFile, node_type: str) -> Machine:
     what = prices().types.get(file.machine(node_type))
-    own = file.mapping(TYPES, node_type, "resources")
-    numbers = {name: amount for name, amount in own.items() if isinstance(amount, int)}
+    stated = file.mapping(TYPES, node_type, "resources")
+    numbers = {name: amount for name, amount in stated.items() if isinstance(amount, int)}
     return Machine((detected_resources(what) if what else {}) | numbers, kind=node_type)
 
 
 def detected_resources(what: InstanceType) -> dict[str, float]:
     """Resources of a machine by Ray's names, as Ray fills them in from EC2's data."""
-    found: dict[str, float] = {"CPU": what.cpus, "memory": what.memory_gib * 2**30 * PROCESS_SHARE}
+    amounts: dict[str, float] = {"CPU": what.cpus, "memory": what.memory_gib * 2**30 * PROCESS_SHARE}
     if what.gpus:
-        found |= {"GPU": what.gpus, f"{ACCELERATOR}{DEVICES[what.device].accelerator}": 1}
-    return found
+        amounts |= {"GPU": what.gpus, f"{ACCELERATOR}{DEVICES[what.device].accelerator}": 1}
+    return amounts

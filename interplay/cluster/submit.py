@@ -130,7 +130,7 @@ def _submit_once_ready(client: Any, **job: Any) -> str:
 def jobs(file: str | None, address: str | None) -> list[dict[str, Any]]:
     """Return a record of each job that was submitted to a cluster, newest first; times are in seconds since 1970."""
     with connect(file, address) as cluster:
-        found = _submitted(cluster).values()
+        submitted = _submitted(cluster).values()
     return [
         {
             "job": job.submission_id,
@@ -139,7 +139,7 @@ def jobs(file: str | None, address: str | None) -> list[dict[str, Any]]:
             "started": job.start_time and job.start_time / 1000,
             "ended": job.end_time and job.end_time / 1000,
         }
-        for job in sorted(found, key=lambda job: -(job.start_time or 0))
+        for job in sorted(submitted, key=lambda job: -(job.start_time or 0))
     ]
 
 
@@ -167,9 +167,9 @@ def logs(job: str, file: str | None, address: str | None) -> int:
 def stop(job: str, file: str | None, address: str | None) -> None:
     """Stop a job and wait until it has ended; SpecError if the cluster has no such job."""
     with connect(file, address) as cluster:
-        found = _find(cluster, job)
-        if found.status.is_terminal():
-            _print(f"Job {job} had already ended ({found.status}).")
+        record = _find(cluster, job)
+        if record.status.is_terminal():
+            _print(f"Job {job} had already ended ({record.status}).")
             return
         cluster.client.stop_job(job)
         with Console().status(f"waiting for job {job}, whose cells save first"):
@@ -185,12 +185,13 @@ def _submitted(cluster: Cluster) -> dict[str, Any]:
 
 def _find(cluster: Cluster, name: str) -> Any:
     """Return Ray's record of a job."""
-    found = _submitted(cluster)
-    if name not in found:
+    jobs_by_name = _submitted(cluster)
+    if name not in jobs_by_name:
         raise SpecError(
-            f"this cluster has no job {name}{did_you_mean(name, found) or '.'} Its jobs: {', '.join(found) or 'none'}."
+            f"this cluster has no job {name}{did_you_mean(name, jobs_by_name) or '.'} "
+            f"Its jobs: {', '.join(jobs_by_name) or 'none'}."
         )
-    return found[name]
+    return jobs_by_name[name]
 
 
 def pack(source: str, overrides: Sequence[str], spec: StudySpec, folder: Path) -> str:
@@ -202,8 +203,8 @@ def pack(source: str, overrides: Sequence[str], spec: StudySpec, folder: Path) -
     Raises:
         SpecError: the cluster would not have the data files.
     """
-    here, marks = Path.cwd(), ("interplay/__main__.py", "pyproject.toml")
-    folders = (here, *here.parents)
+    working, marks = Path.cwd(), ("interplay/__main__.py", "pyproject.toml")
+    folders = (working, *working.parents)
     checkout = next((at for at in folders if all((at / mark).is_file() for mark in marks)), None)
     for entry in checkout.iterdir() if checkout else ():
         (folder / entry.name).symlink_to(entry)
@@ -274,8 +275,10 @@ def _check(spec: StudySpec, file: ClusterFile, *, opens_tunnel: bool) -> StudyPr
         check_metadata(file, AWS_METADATA)
     price = price_study(file, spec)
     if file.errors:
-        found = "; ".join(f"line {one.line}, {one.path}: {one.message}" for one in file.errors)
-        raise SpecError(f"{file.name} cannot be used: {found}. See `interplay cluster check {file.name}`.")
+        findings = "; ".join(
+            f"line {finding.line}, {finding.path}: {finding.message}" for finding in file.errors
+        )
+        raise SpecError(f"{file.name} cannot be used: {findings}. See `interplay cluster check {file.name}`.")
     for warning in file.warnings:
         _print(Text.assemble(("warning: ", "yellow"), f"{warning.message}."))
     for option in price.options if price else ():

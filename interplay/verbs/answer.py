@@ -75,10 +75,10 @@ def study_runs(
     if not rows:
         words = arguments or [spec.name]
         others = [row for row in recorded.values() if row.study == spec.name]
-        if others and (found := difference_note(spec, set(), results)):
+        if others and (difference := difference_note(spec, set(), results)):
             raise NoRowsError(
                 f"none of the {counted(len(others), 'row')} of the study {spec.name!r} in {ledger.name} is of this "
-                f"spec: {found[0]}. As it was run: `{command(verb, found[1], results=results)}`."
+                f"spec: {difference[0]}. As it was run: `{command(verb, difference[1], results=results)}`."
             )
         elsewhere = command(verb, f"mlflow:{spec.experiment}", "--uri", "URI")
         raise NoRowsError(
@@ -199,13 +199,13 @@ def study_fit(
 ) -> Fit:
     """Fit the run table of a study in `results`, and plan what is missing; `options` are those of `study_of`."""
     study = study_of(table, **options)
-    found = fit_of(study, unit)
-    following = found.next_depth and _planned_depth(plan, results, found.next_depth)
+    result = fit_of(study, unit)
+    following = result.next_depth and _planned_depth(plan, results, result.next_depth)
     return replace(
-        found,
+        result,
         learning_rate=planned_check(plan, results, study),
         next_depth=following,
-        next_sizes=found.next_sizes and _planned_sizes(plan, results, found.next_sizes),
+        next_sizes=result.next_sizes and _planned_sizes(plan, results, result.next_sizes),
     )
 
 
@@ -224,10 +224,10 @@ def _planned_depth(plan: Plan, results: Path, following: NextDepth) -> NextDepth
         following, how=_run_with(plan, results, f"frontier.depths=[{','.join(map(str, depths))}]")
     )
     frontier = spec.frontier.model_copy(update={"depths": depths})
-    found = spec.model_copy(update={"frontier": frontier}).shapes
-    more = [one for one in found if one.shape.depth == following.depth]
+    shapes = spec.model_copy(update={"frontier": frontier}).shapes
+    more = [sized for sized in shapes if sized.shape.depth == following.depth]
     try:
-        cells = [cell for one in more for cell in plan.planner.cells(one, spec.training.seed_values)]
+        cells = [cell for sized in more for cell in plan.planner.cells(sized, spec.training.seed_values)]
     except SpecError:  # the option itself reports why a shape cannot be trained
         return following
     if not cells:
@@ -250,10 +250,10 @@ def _planned_sizes(plan: Plan, results: Path, following: NextSizes) -> NextSizes
     changed = yaml_file.changed(spec.model_dump(mode="json"), {"frontier.spread": wider})
     try:
         sizes = parse_spec(changed, f"with `frontier.spread` {wider}").shapes
-        cells = [cell for one in sizes for cell in plan.planner.cells(one, spec.training.seed_values)]
+        cells = [cell for size in sizes for cell in plan.planner.cells(size, spec.training.seed_values)]
     except SpecError as error:
         return replace(following, refused=str(error))
-    how = _run_with(plan, results, f"frontier.spread=[{','.join(f'{one:.4g}' for one in wider)}]")
+    how = _run_with(plan, results, f"frontier.spread=[{','.join(f'{size:.4g}' for size in wider)}]")
     new = [cell for cell in cells if plan.by_key(cell.cell.key) is None]
     return replace(following, how=how, runs=len(new), flops=math.fsum(cell.flops for cell in new))
 

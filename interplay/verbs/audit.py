@@ -233,9 +233,9 @@ def audit_known(within: Within = None) -> KnownAudits:
 def known_view(models: Sequence["KnownModel"], within: Within) -> RenderableType:
     """Return the table of the well-known models for a terminal of 80 columns, and how to read it."""
     rows = []
-    for known in models:
-        model = known.audit.model
-        levine, *others = known.audit.findings
+    for item in models:
+        model = item.audit.model
+        levine, *others = item.audit.findings
         cells: list[str] = [
             _in_brackets(levine, "-" if levine.best.depth is None else str(levine.best.depth))
         ]
@@ -244,9 +244,9 @@ def known_view(models: Sequence["KnownModel"], within: Within) -> RenderableType
             cells.append("-" if near is None else _in_brackets(finding, near.depths_text))
             cells.append("-" if near is None or near.lost is None else f"{near.lost:.3f}")
         verdict = (
-            f"({known.audit.verdict})"
-            if known.audit.extrapolated and known.audit.deciding
-            else known.audit.verdict
+            f"({item.audit.verdict})"
+            if item.audit.extrapolated and item.audit.deciding
+            else item.audit.verdict
         )
         shape = f"{model.depth}×{model.width}"
         rows.append((model.name, shape, short(model.law_params, 2), *cells, verdict))

@@ -199,7 +199,7 @@ def _differing_keys(specs: Sequence[StudySpec]) -> dict[str, list[str]]:
     first, *others = specs
     each = [differences(first, other) for other in others]
     keys: dict[str, list[str]] = {}
-    for name in dict.fromkeys(key for found in each for key in found):
+    for name in dict.fromkeys(key for differing in each for key in differing):
         base = next(pair[name][0] for pair in each if name in pair)
         keys[name] = [base, *(pair[name][1] if name in pair else base for pair in each)]
     # Recorded specs may reach one file by different paths.

@@ -153,8 +153,8 @@ def program() -> list[str]:
     as_module = started.name == "__main__.py"
     path = Path(sys.executable) if as_module else started
     # Not resolved: the `python` of a virtual environment is a link to one that lacks the packages.
-    found = shutil.which(path.name)
-    is_found = found and os.path.abspath(found) == os.path.abspath(path)  # noqa: PTH100
+    on_path = shutil.which(path.name)
+    is_found = on_path and os.path.abspath(on_path) == os.path.abspath(path)  # noqa: PTH100
     if is_found or (path.parent == Path() and not path.exists()):
         shown = path.name
     else:

@@ -115,19 +115,19 @@ def _status_of(spec: StudySpec, results: Path) -> tuple[dict[str, Any], Renderab
 
 def _status_of_all(results: Path) -> tuple[list[dict[str, Any]], RenderableType]:
     """The counts of every study of a results folder as a JSON document, and one line each for a terminal."""
-    found: list[dict[str, Any]] = []
+    documents: list[dict[str, Any]] = []
     table, problems = _table("study", "process"), []
     for file in sorted(results.glob(f"*/{SPEC}")):
         try:
             state = study_status(load_spec(str(file)), results)
         except SpecError as error:
-            found.append({"study": file.parent.name, "problem": str(error)})
+            documents.append({"study": file.parent.name, "problem": str(error)})
             table.add_row(file.parent.name, "unread")
             problems.append(Text(str(error), style="yellow"))
             continue
-        found.append({"study": state.plan.name, "driver": state.driver, "counts": state.counts})
+        documents.append({"study": state.plan.name, "driver": state.driver, "counts": state.counts})
         table.add_row(state.plan.name, *_numbers(state.states.values()), str(state.driver or "-"))
-    return found, Group(table, *problems) if found else Text(f"There is no study in {results} yet.")
+    return documents, Group(table, *problems) if documents else Text(f"There is no study in {results} yet.")
 
 
 def status_json(state: StudyStatus) -> dict[str, Any]:

@@ -248,20 +248,20 @@ class Planner:
     @property
     def hour(self) -> float | None:
         """Dollars per hour of one device: as the spec has it, else of a GPU at AWS; None without a price."""
-        own = self.spec.resources.price_per_hour
-        return own if own is not None or self.price is None else self.price.hour
+        stated = self.spec.resources.price_per_hour
+        return stated if stated is not None or self.price is None else self.price.hour
 
-    def cells(self, found: FrontierShape, seeds: Iterable[int]) -> list[PlannedCell]:
+    def cells(self, sized: FrontierShape, seeds: Iterable[int]) -> list[PlannedCell]:
         """Plan a shape with every number of tokens and learning-rate factor of the spec and these seeds."""
-        steps, factors = self.spec.step_counts(found), self.spec.search.lr_factors
+        steps, factors = self.spec.step_counts(sized), self.spec.search.lr_factors
         each = itertools.product(steps, factors, seeds)
-        return [self.cell(found, factor, seed, steps=length) for length, factor, seed in each]
+        return [self.cell(sized, factor, seed, steps=length) for length, factor, seed in each]
 
     def cell(
-        self, found: FrontierShape, factor: float, seed: int, purpose: str = "", steps: int | None = None
+        self, sized: FrontierShape, factor: float, seed: int, purpose: str = "", steps: int | None = None
     ) -> PlannedCell:
         """Plan one cell; see `Plan.planned_for`."""
-        shape, steps = found.shape, steps or self.spec.step_counts(found)[-1]
+        shape, steps = sized.shape, steps or self.spec.step_counts(sized)[-1]
         if (shape, steps) not in self._costs:
             self._costs[shape, steps] = ShapeCost(self, shape, self.spec.recipe_of(steps))
         costs = self._costs[shape, steps]
@@ -270,11 +270,11 @@ class Planner:
             costs.chosen  # noqa: B018
         return PlannedCell(
             cell=self.trained(shape, factor, seed, costs.recipe),
-            budget=found.budget,
-            compute=found.compute,
+            budget=sized.budget,
+            compute=sized.compute,
             lr_factor=factor,
             costs=costs,
-            level=_level(self.spec, found, costs.recipe),
+            level=_level(self.spec, sized, costs.recipe),
             purpose=purpose,
         )
 
@@ -296,10 +296,10 @@ class Planner:
         )
 
 
-def _level(spec: StudySpec, found: FrontierShape, recipe: Recipe) -> str:
+def _level(spec: StudySpec, sized: FrontierShape, recipe: Recipe) -> str:
     """See `PlannedCell.level`."""
-    if found.compute is not None:
-        return f"{scientific(found.compute)} FLOPs"
+    if sized.compute is not None:
+        return f"{scientific(sized.compute)} FLOPs"
     return f"{short(recipe.tokens, 3)} tokens" if spec.training.has_levels else ""
 
 
@@ -336,7 +336,7 @@ def with_trials_per_gpu(spec: StudySpec) -> StudySpec:
     device, number = DEVICES[resources.device], 1
     if device.is_gpu:
         alone = LayoutPlanner(resources, device, 1, spec.recipe, spec.data.vocabulary_size, must_fit=False)
-        costs = [alone.choose(found.shape).cost for found in spec.shapes]
+        costs = [alone.choose(sized.shape).cost for sized in spec.shapes]
         number = min(MOST_TRIALS, *(min(alone.usable // cost.memory.total, _idle(cost)) for cost in costs))
     shared = resources.model_copy(update={"trials_per_gpu": max(1, number)})
     return spec.model_copy(update={"resources": shared})

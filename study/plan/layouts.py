@@ -114,14 +114,14 @@ class LayoutPlanner:
         """
         if self.must_fit:
             self._refuse_impossible(shape)
-        found = self._first_fit(shape)
-        if found is not None:
-            asked, seconds = self.resources.compile, self.recipe.steps * found.step_seconds
+        choice = self._first_fit(shape)
+        if choice is not None:
+            asked, seconds = self.resources.compile, self.recipe.steps * choice.step_seconds
             is_worth_it = self.device.is_gpu and seconds > WORTH_COMPILING * self.device.seconds_to_compile
             wanted = asked == "always" or (asked == "auto" and is_worth_it)
-            if wanted and self._compiled_parts(found.layout):
-                found = self.cost(shape, found.layout.model_copy(update={"compiled": True}))
-            return Choice(found, tuple(self._flags(found)))
+            if wanted and self._compiled_parts(choice.layout):
+                choice = self.cost(shape, choice.layout.model_copy(update={"compiled": True}))
+            return Choice(choice, tuple(self._flags(choice)))
         if not self.must_fit:
             return Choice(self.cost(shape, self._layout(1, 1)), ())
         raise SpecError(self._too_large(shape))
@@ -198,8 +198,8 @@ class LayoutPlanner:
                 for name, n in (("tensor_parallel", tensor), ("data_parallel", data))
                 if n is not None and n > 1
             ]
-            here = "GPUs here" if self.device.is_gpu else f"cores here, {resources.cpus_per_trial:g} a rank"
-            auto = f" (auto: the {here})"
+            places = "GPUs here" if self.device.is_gpu else f"cores here, {resources.cpus_per_trial:g} a rank"
+            auto = f" (auto: the {places})"
             raise SpecError(
                 f"`resources`: {' x '.join(degrees)} takes {ranks} devices for depth {shape.depth}, width "
                 f"{shape.width}, and `slots` is {self.slots}{auto if resources.slots == 'auto' else ''}: a cell cannot "
@@ -213,8 +213,8 @@ class LayoutPlanner:
             names = {"tensor parallel": layout.tensor_parallel, "data parallel": layout.data_parallel}
             degrees = " x ".join(f"{name} {n}" for name, n in names.items() if n > 1)
             recomputed = True in self._activation_checkpointing
-            one = Layout(micro_batch=1, activation_checkpointing=recomputed)
-            alone = self.cost(cost.shape, one).memory.total
+            single = Layout(micro_batch=1, activation_checkpointing=recomputed)
+            alone = self.cost(cost.shape, single).memory.total
             if alone > self.usable:
                 yield f"{degrees}: {gigabytes(alone)} {of_usable} on one device"
             else:
@@ -291,7 +291,7 @@ class LayoutPlanner:
             "shard_vocabulary": "always",
             "zero": 3,
         }
-        found = [
+        advice = [
             f"`resources.{key}: {value}`"
             for key, value in changes.items()
             if getattr(asked, key) != value and fits(**{key: value})
@@ -299,22 +299,22 @@ class LayoutPlanner:
         beyond = [n for n in divisors(shape.key_value_heads) if self.together < n <= self.slots]
         least = next((n for n in beyond if fits(tensor_parallel=n)), None)
         if asked.tensor_parallel == "auto" and least:
-            found.append(
+            advice.append(
                 f"machines with {least} devices or more"
                 if self.cluster
                 else f"`resources.tensor_parallel: {least}` (if a machine has as many devices)"
             )
-        found += self._more_ranks(shape)
+        advice += self._more_ranks(shape)
         larger = [
             name
             for name, device in DEVICES.items()
             if device.memory is not None and replace(self, device=device)._first_fit(shape)
         ]
         if larger:
-            found.append(f"a larger device ({', '.join(larger[:3])})")
+            advice.append(f"a larger device ({', '.join(larger[:3])})")
         if not self.device.is_gpu and self.slots > 1:
-            found.append("fewer `resources.slots`")
-        return found
+            advice.append("fewer `resources.slots`")
+        return advice
 
     def _more_ranks(self, shape: Shape) -> list[str]:
         """Return more slots, more heads or both, if the shape then fits."""
@@ -323,14 +323,14 @@ class LayoutPlanner:
         if is_plain and shape.width % HEAD_DIM == 0 and shape.heads < shape.width // HEAD_DIM:
             more = shape.model_copy(update={"heads": shape.width // HEAD_DIM})
             shapes[f"`frontier.head_dim: {HEAD_DIM}` instead of `heads`"] = more
-        found = []
-        for text, one in shapes.items():
-            if text and (fit := self._first_fit(one)):
-                found.append(f"{text} (then tensor parallel {fit.layout.tensor_parallel} fits)")
-            elif self.device.is_gpu and (fit := replace(self, slots=MANY_SLOTS)._first_fit(one)):
+        advice = []
+        for text, changed in shapes.items():
+            if text and (fit := self._first_fit(changed)):
+                advice.append(f"{text} (then tensor parallel {fit.layout.tensor_parallel} fits)")
+            elif self.device.is_gpu and (fit := replace(self, slots=MANY_SLOTS)._first_fit(changed)):
                 slots = f"`resources.slots: {fit.layout.ranks}` or more"
-                found.append(f"{text} with {slots}" if text else slots)
-        return found
+                advice.append(f"{text} with {slots}" if text else slots)
+        return advice
 
 
 def _degrees(rule: Any, shape: Shape, whole: int, slots: int) -> list[int]:

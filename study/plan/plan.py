@@ -175,19 +175,19 @@ class Plan:
             SpecError: no cell matches, or several do.
         """
         exact = self.by_key(key)
-        found = [exact] if exact else [p for p in self.pool if p.title == key]
-        found = found or [p for p in self.pool if p.cell.name == key]
-        if len(found) > 1:
-            keys = some([f"{p.cell.key} ({p.title})" for p in found])
+        matches = [exact] if exact else [p for p in self.pool if p.title == key]
+        matches = matches or [p for p in self.pool if p.cell.name == key]
+        if len(matches) > 1:
+            keys = some([f"{p.cell.key} ({p.title})" for p in matches])
             raise SpecError(
-                f"{len(found)} cells of {self.name!r} are called {shortened(key)!r}: {keys}. Give the key of one."
+                f"{len(matches)} cells of {self.name!r} are called {shortened(key)!r}: {keys}. Give the key of one."
             )
-        if not found:
+        if not matches:
             raise SpecError(
                 f"no cell of {self.name!r} is called {shortened(key)!r}; "
                 f"`interplay plan {self.name} --json` lists their keys and names."
             )
-        return found[0]
+        return matches[0]
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole plan as one JSON document."""
@@ -228,7 +228,7 @@ def make_plan(
     """
     planner = make_planner(spec, base=base, to_read=to_read, capacity=capacity)
     recipe, listed, missed = planner.recipe, spec.shapes, tuple(spec.misses)
-    cells = tuple(planned for found in listed for planned in planner.cells(found, spec.training.seed_values))
+    cells = tuple(planned for sized in listed for planned in planner.cells(sized, spec.training.seed_values))
     more, refused = _more_cells(planner, listed)
     if not to_read:
         _check(spec, (*cells, *more))
@@ -270,13 +270,13 @@ def _more_cells(planner: Planner, listed: Sequence[FrontierShape]) -> tuple[list
     given = training.seed_values
     most = search.most_seeds(training)
     others = [seed for seed in range(most) if seed not in given][: most - len(given)]
-    cells = [planned for found in listed for planned in planner.cells(found, others)]
+    cells = [planned for added in listed for planned in planner.cells(added, others)]
     refused = []
-    for found in [] if search.new_budgets == "none" else added_shapes(planner.spec.frontier):
+    for added in [] if search.new_budgets == "none" else added_shapes(planner.spec.frontier):
         try:
-            cells += planner.cells(found, (*given, *others))
+            cells += planner.cells(added, (*given, *others))
         except SpecError as error:
-            refused.append(f"the search adds no L{found.shape.depth} d{found.shape.width}: {error}")
+            refused.append(f"the search adds no L{added.shape.depth} d{added.shape.width}: {error}")
     return cells, refused
 
 
@@ -412,9 +412,9 @@ def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
                 "no GPU is visible here, so time assumes one; set `resources.slots` to plan for more"
             )
     if planner.hour is not None:
-        own = spec.resources.price_per_hour is not None
-        source = "`resources.price_per_hour`" if own or not planner.price else planner.price.source
-        more = "" if own else "; `resources.price_per_hour` takes your own"
+        is_stated = spec.resources.price_per_hour is not None
+        source = "`resources.price_per_hour`" if is_stated or not planner.price else planner.price.source
+        more = "" if is_stated else "; `resources.price_per_hour` takes your own"
         notes.append(
             f"price: {money(planner.hour)} per device and hour ({source}) while it trains; a cluster's head, disks and "
             f"idle devices are extra, see `interplay cluster check FILE`{more}"

@@ -65,14 +65,14 @@ class GpuPrice:
 def gpu_price(device: str) -> GpuPrice | None:
     """Return the lowest price on demand of one GPU of a device, without disks; None if the table has no machine."""
     table = prices()
-    found = [
+    offers = [
         (machine.hour / machine.gpus, machine.gpus, name)
         for name, machine in table.types.items()
         if machine.hour and machine.gpus and machine.device == device
     ]
-    if not found:
+    if not offers:
         return None
-    hour, _, name = min(found)
+    hour, _, name = min(offers)
     return GpuPrice(hour, f"AWS on demand, {name}, {table.region}, {table.date}")
 
 

@@ -93,7 +93,7 @@ class Row(BaseModel):
 
     def without_curves(self) -> Self:
         """Return the row with the validation losses as its only curve, so that memory does not grow with a study."""
-        losses = tuple(one.model_copy(update={"measures": {}}) for one in self.evaluations)
+        losses = tuple(evaluation.model_copy(update={"measures": {}}) for evaluation in self.evaluations)
         return self.model_copy(update={"points": (), "evaluations": losses})
 
 

@@ -107,28 +107,32 @@ def _non_negative(matrix: Floats, target: Floats) -> Floats:
     """
     best, least = np.zeros(matrix.shape[1]), math.inf
     for chosen in itertools.product((False, True), repeat=matrix.shape[1]):
-        found = np.zeros(len(chosen))
+        solution = np.zeros(len(chosen))
         if any(chosen):
-            found[list(chosen)] = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0]
-        square = float(np.sum((matrix @ found - target) ** 2))
-        if found.min() >= 0 and square < least:
-            best, least = found, square
+            solution[list(chosen)] = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0]
+        square = float(np.sum((matrix @ solution - target) ** 2))
+        if solution.min() >= 0 and square < least:
+            best, least = solution, square
     return best
 
 
 def known_speed(device: Device, workers: int, recipe: Recipe, vocabulary: int) -> Speed | None:
     """Return the newest speed of this machine for such a recipe, else for another one; None if none was measured."""
-    here = (machine(device), device.name, workers)
-    mine = [one for one in _records() if (one.machine, one.device, one.workers) == here]
-    alike = [one for one in mine if one.recipe == timing_fields(recipe, vocabulary)]
+    place = (machine(device), device.name, workers)
+    mine = [record for record in _records() if (record.machine, record.device, record.workers) == place]
+    alike = [record for record in mine if record.recipe == timing_fields(recipe, vocabulary)]
     return [None, *mine, *alike][-1]
 
 
 def keep(speed: Speed) -> None:
     """Add a record to the file, in place of the older one of the same machine and recipe."""
     same = (speed.machine, speed.device, speed.workers, speed.recipe)
-    others = [one for one in _records() if (one.machine, one.device, one.workers, one.recipe) != same]
-    write_text(_file(), json.dumps([asdict(one) for one in [*others, speed][-KEPT:]], indent=1))
+    others = [
+        record
+        for record in _records()
+        if (record.machine, record.device, record.workers, record.recipe) != same
+    ]
+    write_text(_file(), json.dumps([asdict(record) for record in [*others, speed][-KEPT:]], indent=1))
 
 
 def timing_fields(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
@@ -155,6 +159,6 @@ def _file() -> Path:
 def _records() -> list[Speed]:
     """The records of the file, oldest first; none if the file is missing, damaged or of another release."""
     try:
-        return [Speed(**one) for one in json.loads(_file().read_text())]
+        return [Speed(**record) for record in json.loads(_file().read_text())]
     except (OSError, ValueError, TypeError):
         return []

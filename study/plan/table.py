@@ -126,7 +126,7 @@ def _heads(shape: Shape) -> str:
 def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
     spec = plan.planner.spec
     gangs = [planned.layout for planned in plan.cells if planned.layout.ranks > 1]
-    groups = " (x groups that share its batch)" if any(one.data_parallel > 1 for one in gangs) else ""
+    groups = " (x groups that share its batch)" if any(gang.data_parallel > 1 for gang in gangs) else ""
     workers = f"{plan.slots} {'device' if gangs else 'worker'}{'s' if plan.slots > 1 else ''}"
     lines = [
         *([spec.description] if spec.description else []),

@@ -195,7 +195,7 @@ class Viewer:
                 depth: [loss for key in keys if (loss := self.losses.get(key)) is not None]
                 for depth, keys in by_depth.items()
             }
-            means = {depth: fmean(found) for depth, found in losses.items() if found}
+            means = {depth: fmean(of_depth) for depth, of_depth in losses.items() if of_depth}
             best = min(means.values()) if by_budget and len(means) > 1 else None
             row = [self._summary(by_depth.get(depth, []), means.get(depth), best) for depth in depths]
             name = scientific(budget, 3) if at_compute else f"{budget:,.0f}"

@@ -111,12 +111,12 @@ def is_worth_timing(plan: Plan, left: float = 1.0) -> bool:
     """
     planner, speed = plan.planner, plan.planner.speed
     is_here = machine(planner.layouts.device) is not None
-    known = (
+    is_timed = (
         speed is not None
         and not speed.busy
         and speed.recipe == timing_fields(planner.recipe, planner.layouts.vocabulary)
     )
-    return is_here and not known and left * plan.hours * 3600 >= WORTH_SECONDS and bool(tried_cells(plan))
+    return is_here and not is_timed and left * plan.hours * 3600 >= WORTH_SECONDS and bool(tried_cells(plan))
 
 
 def tried_cells(plan: Plan) -> list[PlannedCell]:
@@ -159,21 +159,21 @@ def time_steps(plan: Plan, data: str | Path, console: Console) -> Timed:
     asked = json.dumps([[p.cell.model_dump(mode="json"), p.layout.model_dump(mode="json")] for p in cells])
     workers = 1 if device.is_gpu else plan.slots
     with console.status("timing a few steps") as status, tempfile.TemporaryDirectory() as scratch:
-        found = _step_times(
+        runs = _step_times(
             asked, str(data), workers, limit, Path(scratch), lambda done, left: status.update(
                 f"timing a few steps: {done} of {len(cells)} cells, at most {duration(left)} left"
             ), on_gpu=device.is_gpu,
         )  # fmt: skip
-    times = [max(same, key=lambda one: one.step_seconds) for same in zip(*found, strict=False)]
+    times = [max(same, key=lambda timed: timed.step_seconds) for same in zip(*runs, strict=False)]
     if not times:
         raise SpecError(
             f"the first steps of the smallest cell took longer than {limit:.0f} s; it was given up."
         )
     cells = cells[: len(times)]
     costs = [replace(planner.layouts.choose(p.cell.shape).cost, device=DEVICES[device.name]) for p in cells]
-    step, layer, work = fitted(costs, [one.step_seconds for one in times])
-    computing = min(one.computing for same in found for one in same)
-    compiling = [one.compile_seconds for one in times if one.compile_seconds is not None]
+    step, layer, work = fitted(costs, [timed.step_seconds for timed in times])
+    computing = min(timed.computing for same in runs for timed in same)
+    compiling = [timed.compile_seconds for timed in times if timed.compile_seconds is not None]
     speed = Speed(
         step=step, layer=layer, work=work,
         machine=machine(device), device=device.name, workers=plan.slots,
@@ -226,7 +226,9 @@ def _step_times(
             stack.callback(process.wait)
             stack.callback(process.kill)
             started.append(process)
-        while (left := began + limit - time.monotonic()) > 0 and any(one.poll() is None for one in started):
+        while (left := began + limit - time.monotonic()) > 0 and any(
+            timer.poll() is None for timer in started
+        ):
             show(min(len(_lines(output)) for output in outputs), left)
             time.sleep(0.1)
         for process, output in zip(started, outputs, strict=True):

@@ -227,7 +227,7 @@ def checks(count: int) -> list[int]:
 
     They do not depend on the number of workers: a search ends at the same cell on every machine.
     """
-    found = [1]
-    while found[-1] <= count:
-        found.append(found[-1] + max(1, math.floor(found[-1] * CHECK_SHARE)))
-    return found[:-1]
+    seeds = [1]
+    while seeds[-1] <= count:
+        seeds.append(seeds[-1] + max(1, math.floor(seeds[-1] * CHECK_SHARE)))
+    return seeds[:-1]

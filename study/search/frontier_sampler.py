@@ -57,25 +57,25 @@ class FrontierSampler(RandomSampler):
         if param_name != DEPTH or not isinstance(param_distribution, IntDistribution):
             return super().sample_independent(study, trial, param_name, param_distribution)
         budget = float(study.user_attrs[BUDGET])
-        known, running, tried = [], [], set()
-        for one in self._studies():
-            place = float(one.user_attrs[BUDGET])
-            for other in one.get_trials(deepcopy=False):
+        ended, running, tried = [], [], set()
+        for optuna_study in self._studies():
+            place = float(optuna_study.user_attrs[BUDGET])
+            for other in optuna_study.get_trials(deepcopy=False):
                 if DEPTH not in other.params:
                     continue
                 depth = other.params[DEPTH]
                 if other.state == TrialState.COMPLETE:
-                    known.append((place, depth, other.value))
+                    ended.append((place, depth, other.value))
                 elif other.state == TrialState.RUNNING:
                     running.append((place, depth))
                 if place == budget:
                     tried.add(depth)
         depths = range(param_distribution.low, param_distribution.high + 1)
-        return next_depth(known, running, budget, depths, tried)
+        return next_depth(ended, running, budget, depths, tried)
 
 
 def next_depth(
-    known: Sequence[tuple[float, int, float]],
+    ended: Sequence[tuple[float, int, float]],
     running: Sequence[tuple[float, int]],
     budget: float,
     depths: Sequence[int],
@@ -84,21 +84,21 @@ def next_depth(
     """Return the depth to measure next at a budget.
 
     Args:
-        known: budget, depth and loss of what is measured.
+        ended: budget, depth and loss of what is measured.
         running: budget and depth of what is being measured.
         budget: where to measure.
         depths: to choose among.
         tried: those measured there, running or failed; if all are, the best of them is returned.
     """
     free = [depth for depth in depths if depth not in tried]
-    measured = {depth for _, depth, _ in known}
-    if len(measured) < LEAST_DEPTHS and budget not in {place for place, *_ in known}:
+    measured = {depth for _, depth, _ in ended}
+    if len(measured) < LEAST_DEPTHS and budget not in {place for place, *_ in ended}:
         # Nothing predicts where the best depth is.
         middle = math.sqrt(depths[0] * depths[-1])
         return min(free or depths, key=lambda depth: abs(math.log(depth / middle)))
-    mean, covariance, noise = posterior(known, running, budget, depths)
-    here = {depth for place, depth, *_ in (*known, *running) if place == budget}
-    chosen = [place for place, depth in enumerate(depths) if depth in here]
+    mean, covariance, noise = posterior(ended, running, budget, depths)
+    depths_of_budget = {depth for place, depth, *_ in (*ended, *running) if place == budget}
+    chosen = [place for place, depth in enumerate(depths) if depth in depths_of_budget]
     best = depths[int(np.argmin(mean))]
     if not free or not chosen:
         # Without a loss at this budget, no depth has more value than the best one of the prediction.
@@ -116,7 +116,7 @@ def _gain(mean: Floats, covariance: Floats, noise: float, chosen: Sequence[int],
 
 
 def posterior(
-    known: Sequence[tuple[float, int, float]],
+    ended: Sequence[tuple[float, int, float]],
     running: Sequence[tuple[float, int]],
     budget: float,
     depths: Sequence[int],
@@ -126,15 +126,15 @@ def posterior(
     `known` and `running` are as in `next_depth`; what runs counts as measured, with the loss that is expected. The mean
     is relative to the mean loss of its budget.
     """
-    rows = [*((place, depth) for place, depth, _ in known), *running, *((budget, depth) for depth in depths)]
-    count, end = len(known), len(known) + len(running)
+    rows = [*((place, depth) for place, depth, _ in ended), *running, *((budget, depth) for depth in depths)]
+    count, end = len(ended), len(ended) + len(running)
     place, z = np.log([place for place, _ in rows]), np.log([depth for _, depth in rows])
     x, z = place - place.mean(), z - z.mean()
     alike = np.equal.outer(place, place).astype(float)
-    loss = np.array([value for *_, value in known])
-    here = alike[:count, :count]
-    residual = loss - here @ loss / here.sum(axis=1)
-    several = here.sum(axis=1) > 1
+    loss = np.array([value for *_, value in ended])
+    measured = alike[:count, :count]
+    residual = loss - measured @ loss / measured.sum(axis=1)
+    several = measured.sum(axis=1) > 1
     # From budgets with two losses or more.
     scale = float(np.sqrt(np.mean(residual[several] ** 2))) if several.any() else 0.0
     scale = scale or UNKNOWN_SCALE
@@ -151,8 +151,8 @@ def posterior(
         solved = cho_solve(factor, residual / scale)
         mean = kernel[:, :count] @ solved
         covariance = kernel - kernel[:, :count] @ cho_solve(factor, kernel[:count])
-        own = covariance[count:end, count:end] + noise**2 * np.eye(end - count)
-        covariance = covariance - covariance[:, count:end] @ np.linalg.solve(own, covariance[count:end])
+        unseen = covariance[count:end, count:end] + noise**2 * np.eye(end - count)
+        covariance = covariance - covariance[:, count:end] @ np.linalg.solve(unseen, covariance[count:end])
         likelihood = -0.5 * float(residual @ solved) / scale - float(np.log(np.diag(factor[0])).sum())
         models.append((likelihood, mean[end:], covariance[end:, end:], noise**2))
     likelihoods, means, covariances, noises = (np.array(values) for values in zip(*models, strict=True))

@@ -105,8 +105,8 @@ class OptunaStudies(Trials):
 
     def begun_cells(self) -> list[PlannedCell]:
         """Return the cells of all candidates that have a trial."""
-        begun = (one for one in dict.fromkeys(self._of_cell.values()) if one.trial)
-        return [planned for one in begun for planned in one.cells]
+        begun = (candidate for candidate in dict.fromkeys(self._of_cell.values()) if candidate.trial)
+        return [planned for candidate in begun for planned in candidate.cells]
 
     def ask(self, budget: float) -> list[PlannedCell]:
         """Let the sampler choose a candidate of a budget, and return its cells."""
@@ -132,13 +132,19 @@ class OptunaStudies(Trials):
 
     def close(self) -> None:
         """End the trials of the candidates that have a loss and no running cell: their other seeds are not wanted."""
-        for one in dict.fromkeys(self._of_cell.values()):
-            keys = {planned.cell.key for planned in one.cells}
-            if self._result(one)[0] is not None and not self._has_ended(one) and not keys & self._running:
-                self._tell(one)
+        for candidate in dict.fromkeys(self._of_cell.values()):
+            keys = {planned.cell.key for planned in candidate.cells}
+            if (
+                self._result(candidate)[0] is not None
+                and not self._has_ended(candidate)
+                and not keys & self._running
+            ):
+                self._tell(candidate)
 
     def _untried(self, budget: float) -> list[dict[str, float]]:
-        return [one.params for one in self._candidates[budget].values() if one.trial is None]
+        return [
+            candidate.params for candidate in self._candidates[budget].values() if candidate.trial is None
+        ]
 
     def _has_ended(self, candidate: _Candidate) -> bool:
         return all(planned.cell.key in self._rows for planned in candidate.cells)
@@ -157,7 +163,7 @@ class OptunaStudies(Trials):
         return float(np.mean(losses)), TrialState.COMPLETE, attributes
 
     def _space(self, budget: float) -> dict[str, BaseDistribution]:
-        group = [one.params for one in self._candidates[budget].values()]
+        group = [candidate.params for candidate in self._candidates[budget].values()]
         depths = [int(params[DEPTH]) for params in group]
         space: dict[str, BaseDistribution] = {DEPTH: IntDistribution(min(depths), max(depths), log=True)}
         for name in group[0].keys() - {DEPTH}:
@@ -199,9 +205,9 @@ class OptunaStudies(Trials):
     def _restore(self, budget: float, begun: Sequence[_Candidate]) -> None:
         """Give the candidates of a budget that have begun their trials: those of the database if they agree."""
         ended = []
-        for one in filter(self._has_ended, begun):
-            value, state, attributes = self._result(one)
-            trial = {"params": one.params, "distributions": self._space(budget), "user_attrs": attributes}
+        for item in filter(self._has_ended, begun):
+            value, state, attributes = self._result(item)
+            trial = {"params": item.params, "distributions": self._space(budget), "user_attrs": attributes}
             ended.append(optuna.trial.create_trial(value=value, state=state, **trial))
         if _results(self._study(budget).trials) != _results(ended) or len(ended) < len(begun):
             optuna.delete_study(study_name=self._study_name(budget), storage=self._storage)

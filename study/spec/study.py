@@ -132,40 +132,40 @@ class StudySpec(Section):
     @property
     def recipe(self) -> Recipe:
         """The recipe of the longest cell of the frontier; the others differ from it in their steps alone."""
-        return self.recipe_of(max(self.step_counts(found)[-1] for found in self.shapes))
+        return self.recipe_of(max(self.step_counts(sized)[-1] for sized in self.shapes))
 
     def recipe_of(self, steps: int) -> Recipe:
         """Return the recipe of a cell of these steps."""
         head_width = self.frontier.head_width(self.training.base.width)
         return self.training.recipe(steps, self.precision, head_width)
 
-    def step_counts(self, found: FrontierShape) -> tuple[int, ...]:
+    def step_counts(self, sized: FrontierShape) -> tuple[int, ...]:
         """Optimizer steps of the cells of a shape, ascending: one number, or one per number of `training.tokens`.
 
         Raises:
             SpecError: whole steps miss the tokens per parameter, or the compute of `frontier.flops`.
         """
-        if found.compute is None:
-            return self.training.step_counts(found.shape)
-        exact, batch = self._exact_steps(found), self.training.batch
+        if sized.compute is None:
+            return self.training.step_counts(sized.shape)
+        exact, batch = self._exact_steps(sized), self.training.batch
         if (steps := whole_steps(exact)) is None:
             most = largest_batch(exact * batch)
-            least = found.compute / (2 * ROUNDING * exact * batch)
+            least = sized.compute / (2 * ROUNDING * exact * batch)
             fix = (
                 f"set `training.batch: {most}` or less" if most else f"start `frontier.flops` at {least:.2g}"
             )
             raise SpecError(
-                f"`frontier.flops` {found.compute:g} gives L{found.shape.depth}-d{found.shape.width} {exact:.3g} steps "
+                f"`frontier.flops` {sized.compute:g} gives L{sized.shape.depth}-d{sized.shape.width} {exact:.3g} steps "
                 f"of {batch} × {self.training.context}, which in whole steps miss it by more than 1 %; for equal "
                 f"FLOPs, {fix}."
             )
         return (steps,)
 
-    def _exact_steps(self, found: FrontierShape) -> float:
+    def _exact_steps(self, sized: FrontierShape) -> float:
         """The steps, with a fraction, that spend the compute of a shape of `frontier.flops`."""
         training = self.training
-        counted = family(training.network).flops(found.shape, self.recipe_of(1), self.data.vocabulary_size)
-        return (found.compute or 0.0) / (counted.training * training.batch * training.context)
+        counted = family(training.network).flops(sized.shape, self.recipe_of(1), self.data.vocabulary_size)
+        return (sized.compute or 0.0) / (counted.training * training.batch * training.context)
 
     def _check_flops(self) -> None:
         """Raise a `ValueError` if the steps of `frontier.flops` are given elsewhere, or are too few to be whole."""
@@ -188,8 +188,8 @@ class StudySpec(Section):
             )
         self.frontier.check_depths(self._ratio)
         # The fewest first, whose fix holds for all.
-        for found in sorted(self.shapes, key=self._exact_steps):
-            self.step_counts(found)
+        for sized in sorted(self.shapes, key=self._exact_steps):
+            self.step_counts(sized)
 
     def to_yaml(self) -> str:
         """Return the spec as YAML with all defaults; `load_spec` reads it back unchanged."""
@@ -206,8 +206,8 @@ class StudySpec(Section):
             self._check_flops()
         network, recipe = family(training.network), self.recipe
         network.check(recipe)
-        for one in self.shapes:
-            network.check_shape(one.shape, recipe)
+        for sized in self.shapes:
+            network.check_shape(sized.shape, recipe)
         # Case does not count: on some file systems `Data` is the folder `data`.
         if self.name.lower() in RESERVED:
             raise ValueError(
@@ -227,8 +227,8 @@ class StudySpec(Section):
                 f"{len(search.lr_factors)} per shape; take `sensitivity` out, or keep one factor"
             )
         if isinstance(training.lr, TableRate):
-            for found in self.shapes:
-                training.lr.rate(found.shape)
+            for sized in self.shapes:
+                training.lr.rate(sized.shape)
         if training.has_levels and not search.is_grid:
             raise ValueError(
                 f"`training.tokens` has several numbers, and `search.sampler: {search.sampler}` chooses among cells of "

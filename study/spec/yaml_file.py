@@ -154,8 +154,8 @@ def _no_such_spec(source: str, path: Path, results: Path | None) -> str:
         text = f"{source} is a folder without the spec of a study; name a YAML file, or a preset."
     elif path.suffix in {".yaml", ".yml"} or len(path.parts) > 1:
         text = f"There is no file {source}{hint} Give the path of a YAML file, or a preset."
-    there = f" Studies in {results}: {', '.join(studies)}." if results and studies else ""
-    return f"{text} Presets: {', '.join(names)}.{there}"
+    listed = f" Studies in {results}: {', '.join(studies)}." if results and studies else ""
+    return f"{text} Presets: {', '.join(names)}.{listed}"
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -209,14 +209,14 @@ def _drop_replaced(result: dict[str, Any], changes: dict[str, Any]) -> None:
     A `data.path` on data without a path adds the change to `files`.
     """
     data, training, search = (_section(result, name) for name in ("data", "training", "search"))
-    here = None if "data" in changes else KINDS.get(str(data.get("kind")))
-    if here and "data.path" in changes and "path" not in here.model_fields:
+    before = None if "data" in changes else KINDS.get(str(data.get("kind")))
+    if before and "data.path" in changes and "path" not in before.model_fields:
         changes.setdefault("data.kind", "files")
-    there = KINDS.get(str(changes.get("data.kind")))
-    if here and there and here is not there:
+    after = KINDS.get(str(changes.get("data.kind")))
+    if before and after and before is not after:
         # Kinds of text share tokenizer and limits. The `vocabulary` of the grammar is not that of a tokenizer.
-        are_text = issubclass(here, TextData) and issubclass(there, TextData)
-        result["data"] = {k: v for k, v in data.items() if are_text and k in there.model_fields}
+        are_text = issubclass(before, TextData) and issubclass(after, TextData)
+        result["data"] = {k: v for k, v in data.items() if are_text and k in after.model_fields}
     if changes.get("training.lr.rule") not in (None, _section(training, "lr").get("rule")):
         _section(training, "lr").clear()
     if (sampler := changes.get("search.sampler")) is not None and search:
@@ -248,24 +248,26 @@ def _section(document: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _assign(result: dict[str, Any], key: str, value: Any) -> None:
-    here: Any = result
+    part_of_spec: Any = result
     parts = key.split(".")
     for depth, part in enumerate(parts):
         place = f"`{shortened(key, 120)}`: `{shortened('.'.join(parts[:depth]), 120)}` is"
         slot: Any = int(part) if re.fullmatch(r"\d{1,9}", part) else part
-        if isinstance(here, dict):
+        if isinstance(part_of_spec, dict):
             # YAML reads the keys of `widths` as numbers.
-            slot = part if part in here else slot
-            here.setdefault(slot, None)
-        elif not isinstance(here, list):
-            raise SpecError(f"{place} the value {show(here)} and has no keys.")
-        elif isinstance(slot, str) or slot >= len(here):
-            raise SpecError(f"{place} a list of {len(here)}; `{shortened(part)}` is none of its places.")
+            slot = part if part in part_of_spec else slot
+            part_of_spec.setdefault(slot, None)
+        elif not isinstance(part_of_spec, list):
+            raise SpecError(f"{place} the value {show(part_of_spec)} and has no keys.")
+        elif isinstance(slot, str) or slot >= len(part_of_spec):
+            raise SpecError(
+                f"{place} a list of {len(part_of_spec)}; `{shortened(part)}` is none of its places."
+            )
         if depth == len(parts) - 1:
-            here[slot] = value
-        elif here[slot] is None:
-            here[slot] = {}
-        here = here[slot]
+            part_of_spec[slot] = value
+        elif part_of_spec[slot] is None:
+            part_of_spec[slot] = {}
+        part_of_spec = part_of_spec[slot]
 
 
 def resolve_relative_paths(raw: dict[str, Any], folder: Path) -> None:
@@ -284,7 +286,7 @@ def resolve_relative_paths(raw: dict[str, Any], folder: Path) -> None:
 
 def _from(folder: Path, path: Any) -> Any:
     if isinstance(path, list):
-        return [_from(folder, one) for one in path]
+        return [_from(folder, item) for item in path]
     if not isinstance(path, str) or path in ("", *TOKENIZERS) or path[0] == "~" or Path(path).is_absolute():
         return path
     # A `[` in the name of the folder is not part of a pattern.

@@ -97,7 +97,9 @@ class CellFolders(ABC, Generic[Writer]):
 
     def _log(self, cell: _OpenCell[Writer], part: CurveUpdate | Row, when: Callable[[int], float]) -> None:
         parts = curve_parts(part)
-        for kind, step in sorted(parts.keys() - cell.sent, key=lambda one: (one[1], one[0])):
+        for kind, step in sorted(
+            parts.keys() - cell.sent, key=lambda kind_and_step: (kind_and_step[1], kind_and_step[0])
+        ):
             self.log(cell.writer, step, when(step), parts[kind, step])
             cell.sent.add((kind, step))
 

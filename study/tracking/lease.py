@@ -114,13 +114,13 @@ def leased(
         InputError, ConnectionError: the store cannot be used.
     """
     try:
-        own = _acquire(storage, study, waits)
+        ours = _acquire(storage, study, waits)
     except OSError as error:
         raise unusable(storage.name, error) from error
     over = threading.Event()
 
     def renew() -> None:
-        held = own
+        held = ours
         while not over.wait(RENEW_SECONDS):
             try:
                 now = _read(storage)
@@ -143,7 +143,7 @@ def leased(
         over.set()
         thread.join()
         try:
-            if (now := _read(storage)) and now.token == own.token:
+            if (now := _read(storage)) and now.token == ours.token:
                 storage.remove(FOLDER, FILE)
         except Exception as error:  # noqa: BLE001 - as above
             _LOG.warning(
@@ -163,16 +163,16 @@ def _acquire(storage: Folder, study: str, waits: Callable[[Driver], None]) -> Dr
                 break
             if now not in (other, UNREADABLE):
                 raise _held(storage, study, now)
-    own = this_driver()
+    ours = this_driver()
     # Two that begin at the same time write a part of the same name. The last one to write has the lease, which both see
     # a moment later.
     with suppress(FileExistsError, FileNotFoundError):
-        _write(storage, own)
+        _write(storage, ours)
     time.sleep(min(1.0, RENEW_SECONDS))
     now = _read(storage) or UNREADABLE
-    if now.token != own.token:
+    if now.token != ours.token:
         raise _held(storage, study, now)
-    return own
+    return ours
 
 
 def _held(storage: Folder, study: str, driver: Driver) -> SpecError:

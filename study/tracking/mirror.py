@@ -83,7 +83,7 @@ class Mirror:
     @property
     def problems(self) -> list[str]:
         """Why targets lack something, one sentence per target without its full stop."""
-        return [one.problem for one in self._senders if one.problem]
+        return [sender.problem for sender in self._senders if sender.problem]
 
     def open(self) -> list[str]:
         """Open all targets; return why some cannot be used now. After a SpecError one never can."""
@@ -251,14 +251,15 @@ def _merged(items: Iterable[Item], skip: Set[str]) -> list[CurveUpdate]:
 def curve_parts(part: CurveUpdate | Row) -> dict[tuple[str, int], dict[str, float]]:
     """Return the metrics of a curve by kind (`point` or `evaluation`) and step; measures of the start have step 0."""
     parts = {
-        ("point", one.step): {
-            **{name: getattr(one, name) for name in CURVES},
-            **{f"{SYSTEM}{name}": value for name, value in one.gpu.items()},
+        ("point", item.step): {
+            **{name: getattr(item, name) for name in CURVES},
+            **{f"{SYSTEM}{name}": value for name, value in item.gpu.items()},
         }
-        for one in part.points
+        for item in part.points
     }
     parts |= {
-        ("evaluation", one.step): {"loss": one.loss, **_validation(one.measures)} for one in part.evaluations
+        ("evaluation", item.step): {"loss": item.loss, **_validation(item.measures)}
+        for item in part.evaluations
     }
     if part.start:
         parts["evaluation", 0] = _validation(part.start)
@@ -272,7 +273,7 @@ def _validation(measures: Mapping[str, float]) -> dict[str, float]:
 
 def last_step(row: Row) -> int:
     """Return the last step of the curves of a row, 1 if it has none."""
-    return max((one.step for curve in (row.points, row.evaluations) for one in curve), default=1)
+    return max((item.step for curve in (row.points, row.evaluations) for item in curve), default=1)
 
 
 def step_times(row: Row) -> Callable[[int], int]:

@@ -172,10 +172,10 @@ class MlflowStudy:
 
     def _write_view(self) -> None:
         """Give the experiment the saved view with which its page opens."""
-        client, found = self._experiment.client, self._experiment.read()
-        view = saved_view(found.creation_time or 0)
-        if found.tags.get(VIEW) != view:
-            client.set_experiment_tag(found.experiment_id, VIEW, view)
+        client, experiment = self._experiment.client, self._experiment.read()
+        view = saved_view(experiment.creation_time or 0)
+        if experiment.tags.get(VIEW) != view:
+            client.set_experiment_tag(experiment.experiment_id, VIEW, view)
 
     def _write_note(self) -> None:
         """Make the notes of all studies of the experiment its own note, unless a user has written that."""
@@ -204,10 +204,10 @@ class MlflowStudy:
         tags = {"interplay.kind": "study", "interplay.study": study}
         condition = " AND ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
         # The newest first.
-        found, self.refused = client.search_runs([self._experiment.id], condition, ViewType.ALL), None
-        there = [one for one in found if one.info.lifecycle_stage == "active"]
-        run = next((one for one in there if self._fits(one)), None)
-        for old in there:
+        runs, self.refused = client.search_runs([self._experiment.id], condition, ViewType.ALL), None
+        active = [run_of_cell for run_of_cell in runs if run_of_cell.info.lifecycle_stage == "active"]
+        run = next((run_of_cell for run_of_cell in active if self._fits(run_of_cell)), None)
+        for old in active:
             if old is not run:
                 try:
                     client.delete_run(old.info.run_id)
@@ -219,7 +219,7 @@ class MlflowStudy:
                     run = run or old
         run = run or client.create_run(self._experiment.id, run_name=study, tags=tags)
         run_id = str(run.info.run_id)
-        self._earlier = {str(one.info.run_id) for one in found} - {run_id}
+        self._earlier = {str(run_of_cell.info.run_id) for run_of_cell in runs} - {run_id}
         client.update_run(run_id, status="RUNNING")
         self._write(run_id, [], self.tags, self.parameters if self._fits(run) else {})
         return run_id

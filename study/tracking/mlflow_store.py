@@ -122,8 +122,10 @@ class Experiment:
         folder = f"{self._files}/experiment-{quote(name, safe='')}" if self._files else None
         try:
             self.client = MlflowClient(uri)
-            found = self.client.get_experiment_by_name(name)
-            self.id = str(found.experiment_id if found else self.client.create_experiment(name, folder))
+            experiment = self.client.get_experiment_by_name(name)
+            self.id = str(
+                experiment.experiment_id if experiment else self.client.create_experiment(name, folder)
+            )
         except Exception as error:
             if is_server(uri):
                 raise
@@ -131,7 +133,7 @@ class Experiment:
                 f"the MLflow store {uri} cannot be opened: {first_line(error)} Check tracking.uri, or leave it `auto` "
                 "for a SQLite file in the results folder."
             ) from error
-        if found and found.lifecycle_stage != "active":
+        if experiment and experiment.lifecycle_stage != "active":
             raise SpecError(
                 f"the MLflow experiment {name!r} in {uri} is deleted; restore it there "
                 f"(mlflow experiments restore --experiment-id {self.id}), or give the study another "

@@ -219,10 +219,10 @@ def check_owner(plan: Plan, paths: StudyPaths, rows: Mapping[str, Row]) -> None:
     cells all diverged or failed may be corrected, but neither a part of a study nor one with other data or another
     recipe replaces it.
     """
-    own = study_rows(plan, rows)
+    ours = study_rows(plan, rows)
     held = _in_run_table(paths.runs)
     held |= {key: row.name for key, row in rows.items() if row.study == paths.name and row.loss is not None}
-    others = sorted(name for key, name in held.items() if key not in own and plan.by_key(key) is None)
+    others = sorted(name for key, name in held.items() if key not in ours and plan.by_key(key) is None)
     if others:
         few = ", ".join(others[:3]) + (" and others" if len(others) > 3 else "")
         raise OtherStudyError(

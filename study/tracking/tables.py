@@ -35,5 +35,7 @@ def layer_table(rows: Mapping[str, Row]) -> pd.DataFrame:
 
 def curve_table(rows: Mapping[str, Row]) -> pd.DataFrame:
     """Return the finite validation losses of all rows, with columns cell, step and loss."""
-    found = [(row.cell, e.step, e.loss) for row in rows.values() for e in row.evaluations]
-    return pd.DataFrame([one for one in found if math.isfinite(one[2])], columns=["cell", "step", "loss"])
+    points = [(row.cell, e.step, e.loss) for row in rows.values() for e in row.evaluations]
+    return pd.DataFrame(
+        [point for point in points if math.isfinite(point[2])], columns=["cell", "step", "loss"]
+    )

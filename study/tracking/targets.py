@@ -22,8 +22,8 @@ def make_mirror(
 ) -> Mirror:
     """Return the mirror of a study; `rows` may hold those of other studies, and its run has these tags."""
     uri = tracking_uri(spec.tracking.uri, paths.results)
-    known = {"interplay.protocol": protocol, "interplay.spec": spec.to_yaml(), **tags}
-    targets: list[Target] = [MlflowStudy(uri, spec.experiment, paths, known, spec_parameters(spec))]
+    all_tags = {"interplay.protocol": protocol, "interplay.spec": spec.to_yaml(), **tags}
+    targets: list[Target] = [MlflowStudy(uri, spec.experiment, paths, all_tags, spec_parameters(spec))]
     if "tensorboard" in spec.tracking.also:
         targets.append(TensorBoardStudy(paths.folder / "tensorboard"))
     if "wandb" in spec.tracking.also:
@@ -51,12 +51,14 @@ def mirror_study(spec: StudySpec, results: Path) -> str:
         finished = paths.fit is not None
         done = progress(plan, study_rows(plan, paths.ledger.rows()).values())
         mirror.finish("FINISHED" if finished else "KILLED", "" if finished else done, patience=None)
-    refused = [one.refused for one in mirror.targets if one.refused]
-    if problems := [one for one in mirror.problems if one not in refused]:
+    refused = [target.refused for target in mirror.targets if target.refused]
+    if problems := [target for target in mirror.problems if target not in refused]:
         raise SpecError(f"{'; '.join(problems)}. The rows are in {paths.ledger.name}.")
-    store, *others = (one.address for one in mirror.targets)
+    store, *others = (target.address for target in mirror.targets)
     places = ", ".join([f"{store}, experiment {spec.experiment}", *others])
-    return " ".join([f"{len(rows)} rows of {spec.name} are in {places}.", *(f"{one}." for one in refused)])
+    return " ".join(
+        [f"{len(rows)} rows of {spec.name} are in {places}.", *(f"{target}." for target in refused)]
+    )
 
 
 def progress(plan: Plan, rows: Collection[Row]) -> str:

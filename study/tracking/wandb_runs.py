@@ -40,9 +40,9 @@ class WandbStudy(CellFolders[Any]):
 
     def open(self) -> None:
         """Check that W&B is installed and, online, has an API key; a SpecError if not."""
-        found = importlib.util.find_spec("wandb")
+        module = importlib.util.find_spec("wandb")
         # Without an origin it is a folder of this name, such as one that W&B has made.
-        if found is None or found.origin is None:
+        if module is None or module.origin is None:
             raise SpecError(
                 "`tracking.also` names wandb, and the package wandb is not installed; install it with "
                 "`pip install 'wandb>=0.31,<1'`, or take wandb out of tracking.also."

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from interplay.verbs.answer import fit_and_report
 from study.run import runner
 from study.spec.study import load_spec
 from study.tracking.mlflow_store import Experiment, tracking_uri
@@ -38,7 +39,9 @@ def run(tmp_path, template, monkeypatch):
 
         monkeypatch.setattr(runner, "run_cells", in_turn)
         monkeypatch.setattr(runner, "private_ray", lambda slots: contextlib.nullcontext())
-        summary = runner.run_study(load_spec(str(tmp_path / "tiny.yaml")), results, Console(quiet=True))
+        summary = runner.run_study(
+            load_spec(str(tmp_path / "tiny.yaml")), results, Console(quiet=True), fit_and_report
+        )
         rows = pd.read_csv(results / "tiny" / "runs.csv")
         runs = Experiment(tracking_uri("auto", results), "tiny").runs("attributes.status != 'nothing'")
         assert {run.info.status for run in runs} == {"FINISHED"}

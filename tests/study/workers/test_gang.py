@@ -31,7 +31,7 @@ from study.workers.gang import (
 )
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
-from tests.stubs import Cells, in_layout
+from tests.stubs import Cells, in_layout, stub_row
 from tests.study.run.test_study import Laptop
 from tests.study.small import SMALL
 from trainables.data.store.open import open_store
@@ -299,9 +299,11 @@ class Listener:
 
     def ended(self, planned, result):
         self.results[planned.cell.seed] = result
+        return stub_row(planned, result.loss)
 
     def failed(self, planned, reason):
         self.reasons.setdefault(planned.cell.seed, []).append(("failed", reason))
+        return stub_row(planned, None, status="failed")
 
     def retried(self, planned, reason):
         seed = planned.cell.seed

@@ -18,7 +18,7 @@ from analysis.runs.table import RunTable
 from core.errors import shortened
 from core.numbers import counted
 from interplay.recommended import Recommended
-from interplay.result import Result
+from interplay.result import VerbResult
 from interplay.terminal import fit_table, refuse_file
 
 #: Most failed cells and characters of a reason that are shown.
@@ -35,7 +35,7 @@ def reasons(failed: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Answer(Result):
+class Answer(VerbResult):
     """The answer of a fit.
 
     Attributes:

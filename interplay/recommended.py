@@ -9,12 +9,12 @@ from rich.console import RenderableType
 from analysis.audit.recommend import Comparison
 from analysis.law.shape import ComputeShape, Recommendation
 from core.files import to_json
-from interplay.result import Result
+from interplay.result import VerbResult
 from interplay.terminal import comparison_table, compute_shapes_table, recommendation_table
 
 
 @dataclass(frozen=True, repr=False)
-class Recommended(Result):
+class Recommended(VerbResult):
     """The best shape of one size or compute; it has every attribute of the shape.
 
     Attributes:

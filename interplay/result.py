@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 COLUMNS = 120
 
 
-class Result(ABC):
+class VerbResult(ABC):
     """A result with the document of `--json` and a view for a terminal, which a notebook shows as well."""
 
     @abstractmethod
@@ -35,7 +35,7 @@ class Result(ABC):
 
 
 @dataclass(frozen=True, repr=False)
-class View(Result):
+class View(VerbResult):
     """A document and its view."""
 
     document: Any

@@ -20,7 +20,7 @@ from analysis.law.shape import ComputeShape, Recommendation, flops_hint
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
 from core.command_line import command, option, relative
 from core.numbers import digits, ends, human, layers, percent, scientific, short, span
-from interplay.result import Result
+from interplay.result import VerbResult
 from study.errors import SpecError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _JOINED = "\x00"
 FILE_COLUMNS = 120
 
 
-def show(result: Result, *, as_json: bool) -> None:
+def show(result: VerbResult, *, as_json: bool) -> None:
     """Print the JSON document of a result, or its view for the terminal."""
     if as_json:
         print(json.dumps(result.to_json(), indent=2, allow_nan=False))

@@ -12,7 +12,7 @@ from rich.text import Text
 from core.extras import need
 from core.numbers import duration
 from interplay.cluster.cluster_file import TYPES, ClusterFile, Finding, read
-from interplay.cluster.prices import Option, Pool, StudyPrice, hour, pools, price_study
+from interplay.cluster.prices import Pool, PoolOffer, StudyPrice, hour, pools, price_study
 from interplay.cluster.rules import check_any, check_aws, check_local, check_schema, refuse_legacy
 from study.errors import SpecError
 from study.plan.prices import money, prices
@@ -127,7 +127,7 @@ def _study_json(study: StudyPrice) -> dict[str, Any]:
     }
 
 
-def option_text(option: Option) -> str:
+def option_text(option: PoolOffer) -> str:
     """Machines, time and price of a study on one pool."""
     price = "unknown price" if option.dollars is None else f"about {money(option.dollars)} with the head"
     time = duration(option.hours * 3600)

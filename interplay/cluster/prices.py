@@ -71,7 +71,7 @@ def hour(file: ClusterFile, node_type: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class Option:
+class PoolOffer:
     """A study on the machines of one pool, all busy from start to end."""
 
     pool: str
@@ -88,7 +88,7 @@ class StudyPrice:
 
     plan: Plan
     """As the driver plans it on the head. Its cost is that of the devices alone while they train."""
-    options: tuple[Option, ...]
+    options: tuple[PoolOffer, ...]
 
 
 def price_study(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
@@ -137,7 +137,7 @@ def price_study(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
             count = min(pool.most, math.ceil(devices / ranks))
             hours = plan.hours_on(max(1, min(devices, count * ranks)))
             dollars = None if pool.hour is None or head is None else hours * (count * pool.hour + head)
-            options.append(Option(pool.name, pool.machine, count, hours, dollars))
+            options.append(PoolOffer(pool.name, pool.machine, count, hours, dollars))
     return StudyPrice(plan, tuple(options))
 
 

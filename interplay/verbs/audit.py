@@ -19,7 +19,7 @@ from analysis.law.published import published_law
 from core.command_line import option, options
 from core.errors import InputError
 from core.numbers import ends, short
-from interplay.result import Result
+from interplay.result import VerbResult
 from interplay.terminal import text_table
 from interplay.verbs.recommend import named
 
@@ -79,7 +79,7 @@ def audit(
 
 
 @dataclass(frozen=True, repr=False)
-class Audited(Result):
+class Audited(VerbResult):
     """One model compared with the evidence; it has every attribute of the audit. `within` as of `audit`."""
 
     audit: Audit
@@ -103,7 +103,7 @@ class Audited(Result):
 
 
 @dataclass(frozen=True, repr=False)
-class Audits(Result):
+class Audits(VerbResult):
     """Several models compared with the same evidence; `within` as of `audit`."""
 
     audits: Sequence[Audit]
@@ -205,7 +205,7 @@ def _level(audits: Sequence[Audit]) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class KnownAudits(Result):
+class KnownAudits(VerbResult):
     """The well-known models compared with both published laws and the Gemstones table; `within` as of `audit`."""
 
     models: "Sequence[KnownModel]"

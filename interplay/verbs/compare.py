@@ -18,7 +18,7 @@ from core.command_line import relative
 from core.errors import InputError, shortened
 from interplay.answer import Answer
 from interplay.fit_files import FIT
-from interplay.result import Result
+from interplay.result import VerbResult
 from interplay.terminal import Sentence, pasteable, refuse_file, rich_table
 from interplay.verbs.answer import StudyRuns, fit_source
 from interplay.verbs.read import Source, name_of_source, runs_of
@@ -43,7 +43,7 @@ NOT_COMPARABLE = (
 
 
 @dataclass(frozen=True, repr=False)
-class ComparedStudies(Result):
+class ComparedStudies(VerbResult):
     """Studies compared with each other.
 
     Attributes:

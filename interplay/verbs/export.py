@@ -15,7 +15,7 @@ from rich.text import Text
 from analysis.units import bits_per_byte
 from core.command_line import command, option
 from core.errors import InputError, near_misses, some
-from interplay.result import Result
+from interplay.result import VerbResult
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
@@ -77,7 +77,7 @@ class Kept:
 
 
 @dataclass(frozen=True, repr=False)
-class Exported(Result):
+class Exported(VerbResult):
     """A model that was written to a folder."""
 
     record: Record

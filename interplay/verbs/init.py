@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 
 from core.command_line import option
 from core.numbers import counted, duration, human, listed
-from interplay.result import Result
+from interplay.result import VerbResult
 from interplay.terminal import pasteable
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
@@ -187,7 +187,7 @@ def _left_out(size: Size, usual: Size) -> list[str]:
 
 
 @dataclass(frozen=True, repr=False)
-class NewStudy(Result):
+class NewStudy(VerbResult):
     """A study that `init` wrote: its file, and sentences about it."""
 
     file: Path

@@ -16,7 +16,7 @@ from rich.text import Text
 from core.command_line import command, option
 from core.extras import need
 from core.numbers import duration, prefixed
-from interplay.result import Result
+from interplay.result import VerbResult
 from interplay.terminal import pasteable, text_table
 from interplay.verbs.load_spec import load_spec, name_of
 from study.errors import SpecError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class StudyPlan(Result):
+class StudyPlan(VerbResult):
     """The plan of a study.
 
     Attributes:
@@ -88,7 +88,7 @@ def plan(spec: str | Path | StudySpec, *changes: str, results: str | Path = "res
 
 
 @dataclass(frozen=True, repr=False)
-class TimedSteps(Result):
+class TimedSteps(VerbResult):
     """The steps of a study's cells as timed on this machine, beside those of its plan.
 
     Attributes:
@@ -184,7 +184,7 @@ def try_steps(
 
 
 @dataclass(frozen=True, repr=False)
-class Presets(Result):
+class Presets(VerbResult):
     """Every preset as a record: group, name, description, claim, size, cost, and its recorded result or None."""
 
     records: list[dict[str, Any]]

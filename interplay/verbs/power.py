@@ -18,7 +18,7 @@ from core.command_line import option
 from core.errors import did_you_mean
 from core.files import to_json
 from core.numbers import digits, short
-from interplay.result import Result
+from interplay.result import VerbResult
 from interplay.terminal import text_table
 from interplay.verbs.load_spec import load_spec
 from interplay.verbs.recommend import named
@@ -59,7 +59,7 @@ class Power:
 
 
 @dataclass(frozen=True, repr=False)
-class StudyPower(Result):
+class StudyPower(VerbResult):
     """The plan of a study and the simulated width of its intervals."""
 
     plan: Plan

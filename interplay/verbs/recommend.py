@@ -16,7 +16,7 @@ from core.errors import InputError
 from core.files import to_json
 from interplay.fit_files import fit_file
 from interplay.recommended import Recommended, shapes_view
-from interplay.result import Result
+from interplay.result import VerbResult
 
 if TYPE_CHECKING:
     # It loads pandas, which a published law does not need.
@@ -64,7 +64,7 @@ def recommend(
 
 
 @dataclass(frozen=True, repr=False)
-class Recommendations(Result):
+class Recommendations(VerbResult):
     """The best shapes of several sizes or computes.
 
     Attributes:

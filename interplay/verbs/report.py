@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from analysis.runs.table import Count
 from analysis.units import UnitOption
 from core.command_line import option, relative
-from interplay.result import Result
+from interplay.result import VerbResult
 from interplay.terminal import pasteable, refuse_file
 from interplay.verbs.answer import StudyRuns, fit_source
 from interplay.verbs.read import Source, name_of_source, runs_of, spec_of
@@ -20,7 +20,7 @@ from study.tracking.study_paths import OtherStudyError, check_owner, refuse_resu
 
 
 @dataclass(frozen=True, repr=False)
-class Page(Result, os.PathLike[str]):
+class ReportPage(VerbResult, os.PathLike[str]):
     """A page that was written: a path, so that `open` takes it."""
 
     path: Path
@@ -48,7 +48,7 @@ def report(
     unit: UnitOption = "nats",
     where: Mapping[str, object] | None = None,
     columns: Mapping[str, str] | None = None,
-) -> Page:
+) -> ReportPage:
     """Write the report of a source into a folder; the other arguments are those of `fit`.
 
         interplay.report("runs.csv", out="report", columns={"loss": "val_loss"}).path
@@ -102,4 +102,4 @@ def report(
             raise SpecError(f"{error} Name another folder with {option('out', 'DIR')}.") from error
         folder = paths.folder
     page = write_report(runs.table, fit_source(runs, **options), folder, title=runs.title, **runs.report_data)
-    return Page(page)
+    return ReportPage(page)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, Type
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from core.errors import InputError
-from trainables.data.sources.source import Source
+from trainables.data.sources.source import TextSource
 from trainables.data.sources.tokenizer_file import TokenizerFile, read_tokenizer
 from trainables.errors import DataError
 
@@ -312,11 +312,11 @@ class TextData(DataKind):
     def source_identity(self, base: Path | None) -> dict[str, Any]:
         """Return the part of `identity` that describes the text, without tokenizer and limits."""
 
-    def source(self, base: Path) -> Source:
+    def source(self, base: Path) -> TextSource:
         """Return the text of this data, ready to be read."""
         raise NotImplementedError(f"data of kind {self.kind} has several sources")
 
-    def sources(self, base: Path) -> list[tuple[float, Source]]:
+    def sources(self, base: Path) -> list[tuple[float, TextSource]]:
         """Return the sources of the text with their shares of the tokens."""
         return [(1.0, self.source(base))]
 

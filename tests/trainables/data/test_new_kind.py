@@ -12,7 +12,7 @@ from study.spec.study import load_spec
 from tests.study.small import SMALL
 from trainables.data.kind import KINDS, RowData, TextData, register
 from trainables.data.kinds.mixture import MixtureData
-from trainables.data.sources.source import Source, Stretch
+from trainables.data.sources.source import Stretch, TextSource
 from trainables.data.store.open import open_store
 from trainables.train.loop import train
 
@@ -52,7 +52,7 @@ class PoemData(TextData):
 
     def source(self, base):
         text = "".join(f"verse {line} of a long poem\n" for line in range(self.lines))
-        return Source("poem", lambda: iter([Stretch(text, last=True)]), len(text), {"kind": self.kind})
+        return TextSource("poem", lambda: iter([Stretch(text, last=True)]), len(text), {"kind": self.kind})
 
     def describe(self):
         return "a poem"

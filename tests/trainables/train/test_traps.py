@@ -17,7 +17,7 @@ from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.layout import Layout
 from trainables.model.build import build_model
-from trainables.model.families.gpt2 import GPT2, PARTITION_CONFIG
+from trainables.model.families.gpt2 import PARTITION_CONFIG, GPT2Family
 from trainables.ranks.process_group import join
 from trainables.train import loop
 from trainables.train.engine import build_engine, deepspeed_config, whole_state
@@ -116,13 +116,13 @@ def unmatched_specs(rank_info, rendezvous):
     replicated = rows(library_engine({"tensor_parallel": tensor}, TENSOR))
     said = []
     for wrong in ({**nothing}, {**PARTITION_CONFIG, "layer_specs": PARTITION_CONFIG["layer_specs"][:2]}):
-        GPT2.partition_config = wrong
+        GPT2Family.partition_config = wrong
         try:
             engine_of(TENSOR)
         except RuntimeError as error:
             said.append(str(error))
         finally:
-            GPT2.partition_config = PARTITION_CONFIG
+            GPT2Family.partition_config = PARTITION_CONFIG
     return replicated, said
 
 

@@ -21,7 +21,7 @@ from trainables.data.sources.files import (
     refuse_binary,
     unreadable,
 )
-from trainables.data.sources.source import NO_FIELD, Counts, Source, Stretch, check_field, rows_of_text
+from trainables.data.sources.source import NO_FIELD, Counts, Stretch, TextSource, check_field, rows_of_text
 from trainables.errors import DataError
 
 #: Bytes of a file read at once.
@@ -68,7 +68,7 @@ class FilesData(TextData):
             return None
         return sum(f.path.stat().st_size for f in files)
 
-    def source(self, base: Path) -> Source:
+    def source(self, base: Path) -> TextSource:
         """A text file is one document; in JSONL and Parquet each row is one. Line ends become `\\n`.
 
         Raises:
@@ -89,7 +89,7 @@ class FilesData(TextData):
                     yield from _read(file, self.field, add)
 
         record = {"kind": self.kind, "files": listed}
-        return Source(str(self.path), stretches, sum(sizes), record, texts, counts)
+        return TextSource(str(self.path), stretches, sum(sizes), record, texts, counts)
 
     def notes(self, base: Path) -> list[str]:
         """The files of folders that are left out."""

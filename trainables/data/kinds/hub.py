@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainables.data.kind import TextData, register
 from trainables.data.sources.files import files_below, files_sha256
-from trainables.data.sources.source import Counts, Source, Stretch, check_field, rows_of_text
+from trainables.data.sources.source import Counts, Stretch, TextSource, check_field, rows_of_text
 from trainables.errors import DataError
 from trainables.storage.storage import FULL
 
@@ -45,13 +45,13 @@ class HubData(TextData):
             files = files_sha256(files_below(base / self.name, "data.name"), "data.name")
         return {"kind": self.kind, **names, "local": files}
 
-    def source(self, base: Path) -> Source:
+    def source(self, base: Path) -> TextSource:
         """Each row is a document. The network is not used before the text is read.
 
         The cache of `datasets` is used, so a data set can be downloaded in advance for machines without network.
         """
         counts, record = Counts(), self.model_dump(mode="json")
-        return Source(self.name, lambda: _rows(self, base, counts), None, record, counts=counts)
+        return TextSource(self.name, lambda: _rows(self, base, counts), None, record, counts=counts)
 
     def describe(self) -> str:
         """Name, configuration, split and revision."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, SerializeAsAny, model_validator
 
 from trainables.data.kind import DataKind, TextData, register, validate_kind
-from trainables.data.sources.source import Source
+from trainables.data.sources.source import TextSource
 
 
 class MixturePart(BaseModel):
@@ -53,7 +53,7 @@ class MixtureData(TextData):
         parts = [{"share": share, "source": data.source_identity(base)} for share, data in self._shares]
         return {"kind": self.kind, "parts": parts}
 
-    def sources(self, base: Path) -> list[tuple[float, Source]]:
+    def sources(self, base: Path) -> list[tuple[float, TextSource]]:
         """One source per part."""
         return [(share, data.source(base)) for share, data in self._shares]
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from trainables.data.kind import MOST, TextData, register
 from trainables.data.sources.files import counted
-from trainables.data.sources.source import Source, Stretch
+from trainables.data.sources.source import Stretch, TextSource
 from trainables.errors import DataError
 
 SUFFIXES = (".py", ".rst", ".md", ".txt")
@@ -42,7 +42,7 @@ class PythonSourceData(TextData):
         """The limit; files are taken up to it."""
         return self.max_bytes
 
-    def source(self, base: Path) -> Source:
+    def source(self, base: Path) -> TextSource:
         """Each file is a document; a DataError if there is none (a frozen interpreter)."""
         files = take_files(self.max_bytes, roots())
         listed = [{"path": f.name, "sha256": f.sha256, "bytes": f.size} for f in files]
@@ -57,7 +57,7 @@ class PythonSourceData(TextData):
                 yield Stretch(content, last=True)
 
         size = sum(f.size for f in files)
-        return Source(self.kind, stretches, size, {"kind": self.kind, "files": listed}, len(files))
+        return TextSource(self.kind, stretches, size, {"kind": self.kind, "files": listed}, len(files))
 
 
 @dataclass(frozen=True)

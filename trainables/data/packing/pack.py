@@ -35,7 +35,7 @@ CHECKED = 1 << 20
 REPORT_SECONDS = 0.5
 
 
-class Progress:
+class PackingProgress:
     """Calls an `OnProgress` at the beginning of each stage and then every `REPORT_SECONDS`."""
 
     def __init__(self, report: OnProgress | None) -> None:
@@ -66,7 +66,9 @@ def pack(data: DataKind, context: int, key: str, folder: Path, on_progress: OnPr
         DataError: the data cannot be used.
         OSError: the folder cannot be written, for example because the disk is full.
     """
-    packed = data.packed(context, Writer(folder, token_type(data.stored_values), Progress(on_progress)))
+    packed = data.packed(
+        context, Writer(folder, token_type(data.stored_values), PackingProgress(on_progress))
+    )
     manifest = {
         "version": data.version,
         "key": key,
@@ -95,7 +97,7 @@ def estimate_bytes(data: DataKind, context: int) -> int | None:
 class Writer:
     """Writes the two splits of a data set into a folder; the `Packer` of `DataKind.packed`."""
 
-    def __init__(self, folder: Path, dtype: np.dtype[Any], progress: Progress) -> None:
+    def __init__(self, folder: Path, dtype: np.dtype[Any], progress: PackingProgress) -> None:
         self._folder, self._dtype, self._progress = folder, dtype, progress
 
     def text(self, data: TextData) -> dict[str, Any]:
@@ -124,7 +126,7 @@ class Writer:
         return _write_tokenizer(load_tokenizer(file), self._folder)
 
 
-def _pack_text(data: TextData, folder: Path, progress: Progress) -> dict[str, Any]:
+def _pack_text(data: TextData, folder: Path, progress: PackingProgress) -> dict[str, Any]:
     """Write the token files and the tokenizer into `folder`, and return the fields of the manifest about them.
 
     Each split is read from the sources by itself. So text is encoded while it is read, no validation text waits in

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from trainables.data.sources.source import Source, Stretch
+from trainables.data.sources.source import Stretch, TextSource
 from trainables.errors import DataError
 
 #: Least expected number of documents in the smaller split if whole documents are split: 1,000 documents at a fraction
@@ -48,7 +48,7 @@ class Units(NamedTuple):
     whole: bool = False
 
 
-def choose_units(source: Source, fraction: float) -> Units:
+def choose_units(source: TextSource, fraction: float) -> Units:
     """Return the units that give both splits some text of a source.
 
     Whole documents are assigned if the source has `DOCUMENTS_PER_SPLIT` divided by the share of the smaller split, and

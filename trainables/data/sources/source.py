@@ -51,7 +51,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """A source of text, ready to be read any number of times.
 
     Attributes:

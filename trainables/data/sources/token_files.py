@@ -46,7 +46,7 @@ class IdFile(NamedTuple):
     files: tuple[Path, ...]
 
 
-class Piece(NamedTuple):
+class IdPiece(NamedTuple):
     """Consecutive ids, their place in the file, and whether a document ends here; False also where that is unknown."""
 
     ids: Ids
@@ -265,7 +265,7 @@ def _mapped(file: IdFile) -> Ids:
     return np.memmap(file.path, np.dtype(file.dtype).newbyteorder("<"), "r", start)
 
 
-def read_ids(file: IdFile) -> Iterator[Piece]:
+def read_ids(file: IdFile) -> Iterator[IdPiece]:
     """Yield the ids of a file in order; a DataError if a data set has no column of ids."""
     if file.format == "datasets":
         yield from _rows(file)
@@ -273,15 +273,15 @@ def read_ids(file: IdFile) -> Iterator[Piece]:
         dtype, lengths, offsets = _index(file.path)
         item, ids, start = np.dtype(dtype).itemsize, _mapped(file), 0
         for length, offset in zip(lengths.tolist(), offsets.tolist(), strict=True):
-            yield Piece(ids[offset // item : offset // item + length], start, last=True)
+            yield IdPiece(ids[offset // item : offset // item + length], start, last=True)
             start += length
     else:
         ids = _mapped(file)
         for start in range(0, len(ids), PIECE):
-            yield Piece(ids[start : start + PIECE], start, last=False)
+            yield IdPiece(ids[start : start + PIECE], start, last=False)
 
 
-def _rows(file: IdFile) -> Iterator[Piece]:
+def _rows(file: IdFile) -> Iterator[IdPiece]:
     import pyarrow
 
     start = done = 0
@@ -304,7 +304,7 @@ def _rows(file: IdFile) -> Iterator[Piece]:
         done += len(lengths)
         ids = flat.to_numpy(zero_copy_only=False)
         for end, length in zip(np.cumsum(lengths).tolist(), lengths.tolist(), strict=True):
-            yield Piece(ids[end - length : end], start, last=True)
+            yield IdPiece(ids[end - length : end], start, last=True)
             start += length
 
 

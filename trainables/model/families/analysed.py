@@ -5,18 +5,18 @@ from typing import Any, ClassVar
 
 from trainables.cell import Recipe, Residual, Shape
 from trainables.layout import Layout
-from trainables.model.families.gpt2 import GPT2
+from trainables.model.families.gpt2 import GPT2Family
 from trainables.model.family import VALUE_BYTES, Flops, Parameters, Parts, register
 
 
 @register
-class Analysed(GPT2):
+class Analysed(GPT2Family):
     """GPT-2 without MLPs and norms, with linear attention (`trainables.model.analysed`)."""
 
     name = "analysed"
     title = "attention alone"
     # Without softmax there are no attention weights for the diagnostic `induction`.
-    diagnostics = GPT2.diagnostics - {"induction"}
+    diagnostics = GPT2Family.diagnostics - {"induction"}
     #: Token and position vectors sum to a variance of 1.
     embedding_std = math.sqrt(0.5)
     keeps_scores = True

@@ -27,7 +27,7 @@ PARTITION_CONFIG: Mapping[str, Any] = {
 
 
 @register
-class GPT2(ModelFamily):
+class GPT2Family(ModelFamily):
     """The default family."""
 
     name = "gpt2"

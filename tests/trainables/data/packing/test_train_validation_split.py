@@ -4,7 +4,7 @@ import random
 import pytest
 
 from trainables.data.packing.train_validation_split import BLOCK, HASHED, Units, choose_units, split
-from trainables.data.sources.source import Source, Stretch
+from trainables.data.sources.source import Stretch, TextSource
 from trainables.errors import DataError
 
 WHOLE = Units(BLOCK, whole=True)
@@ -16,7 +16,7 @@ def document(seed, lines=200):
 
 
 def source(documents, known=None):
-    return Source("corpus", lambda: (Stretch(text, True) for text in documents), None, {}, known)
+    return TextSource("corpus", lambda: (Stretch(text, True) for text in documents), None, {}, known)
 
 
 def splits(documents, fraction):
@@ -132,7 +132,7 @@ def test_text_that_is_known_to_be_few_documents_is_not_read_to_count_them():
             assert number < 10_000, "100 MB were read"
             yield Stretch(f"{number} " * 2000, False)
 
-    assert choose_units(Source("corpus", endless, None, {}, 1), 0.05) == Units(BLOCK)
+    assert choose_units(TextSource("corpus", endless, None, {}, 1), 0.05) == Units(BLOCK)
 
 
 def test_text_too_short_for_two_splits_says_which_is_empty():

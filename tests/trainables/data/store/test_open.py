@@ -21,7 +21,7 @@ from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.kinds.mixture import MixtureData
 from trainables.data.kinds.repeats import RepeatsData
 from trainables.data.packing import pack
-from trainables.data.packing.pack import Progress, estimate_bytes
+from trainables.data.packing.pack import PackingProgress, estimate_bytes
 from trainables.data.packing.tokenizer import train_bpe
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
@@ -236,7 +236,7 @@ def test_packing_takes_no_more_disk_than_estimated(tmp_path, monkeypatch, option
     def measure(*_):
         sizes.append(sum(path.stat().st_size for path in root.rglob("*") if path.is_file()))
 
-    monkeypatch.setattr(Progress, "share", measure)
+    monkeypatch.setattr(PackingProgress, "share", measure)
     store = open_store(spec, context=64, root=root)
     text = (tmp_path / "a.txt").stat().st_size
     tokens = sum(path.stat().st_size for path in store.path.glob("*.bin"))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.design.objective import SearchInfo
 from analysis.fit.document import Fit, fit, fit_of
 from analysis.fit.next_runs import NextDepth, NextSizes
 from analysis.fit.rate_check import RateCheck
@@ -25,12 +24,11 @@ from study.plan.plan import Plan, make_plan, wall_seconds
 from study.plan.rows import Row, in_table_order, run_table
 from study.plan.table import compute_words
 from study.revision import revision
-from study.search import make_search
-from study.search.crossing_search import objective_of
+from study.search import end_words, search_info
 from study.search.sensitivity_runs import sensitivity_cells
 from study.spec import yaml_file
 from study.spec.recorded import difference_note, study_source
-from study.spec.search import CrossingSection, SensitivitySection
+from study.spec.search import SensitivitySection
 from study.spec.study import StudySpec, parse_spec
 from study.tracking.ledger import ended_rows, study_rows, versions
 from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
@@ -86,12 +84,8 @@ def study_runs(
             f"`{command('run', *words, results=results)}`, or read one that was run elsewhere from its tracking "
             f"server: `{elsewhere}`."
         )
-    table, ended = run_table(rows, plan.name, with_order=not plan.search.is_grid), ""
-    # The end of this search follows from the rows.
-    if isinstance(spec.search, CrossingSection) and (
-        ending := make_search(spec, plan, ended_rows(rows)).ending
-    ):
-        ended = ending.words
+    table = run_table(rows, plan.name, with_order=plan.search.chooses_by_rows)
+    ended = end_words(spec, plan, ended_rows(rows))
     failed = {row.name: row.reason or "" for row in in_table_order(rows) if row.status == "failed"}
     return StudyRuns(spec.name, table, report_inputs(plan, rows, table, ended), plan, failed, results)
 
@@ -155,7 +149,7 @@ def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dic
         "data": f"{spec.data.kind}, {plan.vocabulary} tokens in the vocabulary, content {plan.cells[0].cell.data_key}",
         "network": describe_network(plan.cells),
         "training": _training(plan),
-        "cells": f"{len(frame):,} of {'at most ' if search.chooses_cells else ''}{plan.cell_count:,} planned; depths "
+        "cells": f"{len(frame):,} of {search.at_most}{plan.cell_count:,} planned; depths "
         f"{depths}; {counted(len(sizes), 'size')} from N = {sizes[0]:,.0f} to {sizes[-1]:,.0f}; listed in runs.csv",
         "seeds": ", ".join(map(str, spec.training.seed_values)),
         "protocol": plan.protocol,
@@ -166,11 +160,10 @@ def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dic
         "facts": facts,
         "entropy": plan.entropy,
         "spec_text": spec.to_yaml(),
-        # A search that chooses its cells may end before it has trained them all.
         "cells": (trained, plan.cell_count)
-        if trained < plan.cell_count and not search.chooses_cells
+        if trained < plan.cell_count and not search.may_end_early
         else None,
-        "search": None if search.is_grid else SearchInfo(objective_of(spec), ended),
+        "search": search_info(spec, ended),
     }
 
 
@@ -270,7 +263,7 @@ def planned_check(plan: Plan, results: Path, study: Study) -> RateCheck | None:
     sets = [f"{key}=[{','.join(f'{factor:g}' for factor in factors)}]"]
     if key == "search.lr_factors":
         sets += ["sensitivity=null"] * (plan.planner.spec.sensitivity is not None)
-        sets += ["search.sampler=grid"] * plan.search.chooses_cells
+        sets += plan.search.overrides_for_rates
     return replace(
         check,
         runs=len(cells),

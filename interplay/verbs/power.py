@@ -182,7 +182,7 @@ def _notes(plan: Plan, depths: int, assumptions: Mapping[str, Assumption]) -> li
     rates = len({planned.lr_factor for planned in plan.cells})
     notes = {
         f"The search ({plan.search.sampler}) chooses its own cells; the simulation trains all those listed.": (
-            not plan.search.is_grid
+            plan.search.chooses_by_rows
         ),
         f"Each shape has {rates} learning rates; it counts here once, at the best of them, without the noise that "
         "choosing the best adds.": rates > 1,

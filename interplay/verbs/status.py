@@ -84,7 +84,7 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     for key in (*(planned.cell.key for planned in plan.pool), *others):
         if key in running or key in rows:
             states[key] = "running" if key in running else rows[key].status
-        elif not plan.search.chooses_cells:
+        elif not plan.search.may_end_early:
             states[key] = "missing"
     return StudyStatus(plan, paths, rows, states, driver)
 

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from study.plan.cells import PlannedCell, Planner, describe_network, make_planne
 from study.plan.layouts import ClusterCapacity, gigabytes
 from study.plan.prices import money
 from study.spec.devices import LINK_SHARE, local_gpus
-from study.spec.frontier import LEAST_FACTORS, FrontierShape, Miss, added_shapes
-from study.spec.search import CrossingSection, OptunaSection, SearchSection
+from study.spec.frontier import LEAST_FACTORS, FrontierShape, Miss
+from study.spec.search import SearchSection
 from study.spec.study import StudySpec
 from trainables.cell import Precision, Shape
 from trainables.data.kind import digest
@@ -107,16 +106,7 @@ class Plan:
     @cached_property
     def trained_shares(self) -> Mapping[float, float]:
         """The share of each budget's cells that is trained: expected, or the most that the limits allow."""
-        search, share = self.search, 1.0
-        if isinstance(search, OptunaSection):
-            candidates = {(p.budget, p.cell.shape.depth, p.lr_factor) for p in self.main}
-            counts = Counter(budget for budget, *_ in candidates)
-            return {budget: min(1.0, search.candidates / count) for budget, count in counts.items()}
-        if isinstance(search, CrossingSection):
-            costs = sorted((p.flops for p in self.main), reverse=True)
-            most = math.fsum(costs[: search.max_cells])
-            share = min(most, search.max_flops or most) / math.fsum(costs)
-        return dict.fromkeys((p.budget for p in self.main), share)
+        return self.search.trained_shares(self.main)
 
     def expected(self, attribute: str) -> float:
         """Sum an attribute over the cells, weighted by the share that is trained."""
@@ -125,18 +115,12 @@ class Plan:
     @cached_property
     def cell_count(self) -> int:
         """Number of cells that are trained, at most."""
-        if isinstance(self.search, CrossingSection):
-            spent = accumulate(sorted(p.flops for p in self.main)[: self.search.max_cells])
-            return sum(flops <= (self.search.max_flops or math.inf) for flops in spent)
-        return round(math.fsum(self.trained_shares[p.budget] for p in self.main))
+        return self.search.cell_count(self.main)
 
     @property
     def tokens(self) -> float:
         """Training tokens of all cells that are trained; of a search with limits, at most."""
-        if not isinstance(self.search, CrossingSection):
-            return self.expected("tokens")
-        longest = sorted((p.tokens for p in self.main), reverse=True)
-        return min(math.fsum(longest[: self.cell_count]), _most(self.search, self.main, "tokens"))
+        return self.search.tokens(self.main)
 
     @property
     def flops(self) -> float:
@@ -155,13 +139,8 @@ class Plan:
 
     def hours_on(self, slots: int) -> float:
         """Return the hours from start to end with as many of these slots busy as the cells' ranks allow."""
-        if isinstance(self.search, CrossingSection):
-            wall = _most(self.search, self.main, "device_seconds") / slots
-        else:
-            work = ((self.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in self.main)
-            wall = wall_seconds(work, slots)
         longest = max((p.seconds for p in self.main), default=0.0)
-        return max(wall, longest) / 3600
+        return max(wall_seconds(self.search.work(self.main), slots), longest) / 3600
 
     @property
     def cost(self) -> float | None:
@@ -265,14 +244,12 @@ def make_plan(
 def _more_cells(planner: Planner, listed: Sequence[FrontierShape]) -> tuple[list[PlannedCell], list[str]]:
     """Return more seeds of the listed shapes and shapes at new budgets, and why some of these are left out."""
     search, training = planner.spec.search, planner.spec.training
-    if not isinstance(search, CrossingSection):
-        return [], []
     given = training.seed_values
     most = search.most_seeds(training)
     others = [seed for seed in range(most) if seed not in given][: most - len(given)]
     cells = [planned for added in listed for planned in planner.cells(added, others)]
     refused = []
-    for added in [] if search.new_budgets == "none" else added_shapes(planner.spec.frontier):
+    for added in search.added_shapes(planner.spec.frontier):
         try:
             cells += planner.cells(added, (*given, *others))
         except SpecError as error:
@@ -282,13 +259,7 @@ def _more_cells(planner: Planner, listed: Sequence[FrontierShape]) -> tuple[list
 
 def _check(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
     """Check the limit of the search, DeepSpeed's options at every ZeRO stage, and diagnostics in every layout."""
-    cheapest = min((planned.flops for planned in cells), default=0.0)
-    limit = spec.search.max_flops if isinstance(spec.search, CrossingSection) else None
-    if limit is not None and limit < cheapest:
-        raise SpecError(
-            f"`search.max_flops` is {limit:g}, and the cheapest cell takes {cheapest:.3g} training FLOPs, so that the "
-            "search could train none; raise it, or train on fewer tokens."
-        )
+    spec.search.check_limits(cells)
     layouts = dict.fromkeys(planned.layout for planned in cells)
     try:
         for zero in dict.fromkeys(layout.zero for layout in layouts) if spec.recipe.deepspeed else ():
@@ -297,18 +268,6 @@ def _check(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
             check_diagnostics(spec.diagnostics, layout, spec.recipe)
     except InputError as error:
         raise SpecError(str(error)) from error
-
-
-def _most(search: CrossingSection, cells: Sequence[PlannedCell], attribute: str) -> float:
-    """Return an upper bound of the sum of an attribute, such as `device_seconds`, within the limits of a search.
-
-    Small cells take more seconds per FLOP than large ones, so that the limit of FLOPs counts at the largest rate.
-    """
-    longest = math.fsum(sorted((getattr(p, attribute) for p in cells), reverse=True)[: search.max_cells])
-    if search.max_flops is None:
-        return longest
-    rate: float = max(getattr(p, attribute) / p.flops for p in cells)
-    return min(longest, search.max_flops * rate)
 
 
 def wall_seconds(work: Iterable[tuple[float, int]], slots: int) -> float:

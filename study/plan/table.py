@@ -15,7 +15,6 @@ from core.numbers import duration, listed, prefixed, scientific, short
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from study.plan.prices import money
-from study.spec.search import LEAST_DEPTHS, CrossingSection, OptunaSection
 from trainables.cell import Shape
 
 #: Most shapes that are listed; rich takes a second for a thousand lines.
@@ -135,7 +134,7 @@ def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
     ]
     if gangs:
         lines.append(f"TP: devices that share each matrix of a cell{groups}; memory: per device")
-    lines += search_notes(plan)
+    lines += plan.search.describe(plan.cells, plan.more)
     if spec.sensitivity:
         factors = " and ".join(f"{factor:g}" for factor in spec.sensitivity.lr_factors)
         lines.append(
@@ -170,38 +169,6 @@ def _tokens(plan: Plan) -> str:
 def compute_words(computes: Sequence[float]) -> str:
     """Return training FLOPs in ascending order in words: `1e15 to 1e17`."""
     return " to ".join(dict.fromkeys(scientific(compute, 3) for compute in (computes[0], computes[-1])))
-
-
-def search_notes(plan: Plan) -> list[str]:
-    """Return the lines below the table of the plan that describe the search; none for a grid."""
-    search = plan.search
-    if isinstance(search, OptunaSection):
-        return [
-            f"the search ({search.sampler}) tries {search.candidates} candidates per budget: {plan.cell_count} of the "
-            f"{len(plan.cells)} cells listed; totals are for an average choice"
-        ]
-    if not isinstance(search, CrossingSection):
-        return []
-    listed = {planned.cell.shape for planned in plan.cells}
-    added = {planned.cell.shape for planned in plan.more} - listed
-    sizes = f" and {len(added)} at other budgets" if added else ""
-    first = f" when {search.goal_words}, at the latest" if search.goal_words else ""
-    limits = [
-        *([f"{prefixed(search.max_flops)} FLOPs"] if search.max_flops else []),
-        *([f"{search.max_cells:,} cells"] if search.max_cells else []),
-    ]
-    last = f" at {' or '.join(limits)}" if limits else " with all of them trained"
-    notes = [
-        f"the search (crossing) chooses from {len(plan.pool):,} cells: these {len(listed)} shapes{sizes} with up to "
-        f"{len({planned.cell.seed for planned in plan.pool})} seeds each; it ends{first}{last}; totals are upper bounds"
-    ]
-    depths = len({shape.depth for shape in listed})
-    if search.halfwidth and search.objective != "crossings" and depths < LEAST_DEPTHS:
-        notes.append(
-            f"`search.halfwidth` is never reached: {depths} depths have too few crossings for an interval of "
-            f"{search.objective}; give four depths or more, or use `objective: crossings`"
-        )
-    return notes
 
 
 def _count(number: float) -> str:

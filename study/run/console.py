@@ -176,7 +176,7 @@ class Viewer:
         Of a search that chooses cells, the table has only those that it has chosen.
         """
         cells: Sequence[PlannedCell] = self.plan.cells
-        if self.plan.search.chooses_cells:
+        if self.plan.search.may_end_early:
             cells = [planned for planned in self.plan.main if planned.cell.key not in self._missing]
         by_budget = len({planned.compared_at for planned in cells}) <= MOST_ROWS
         at_compute = any(planned.compute is not None for planned in cells)

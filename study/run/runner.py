@@ -195,7 +195,7 @@ class _Run:
             self.console.print(Text(f"The search has ended: {ending}"))
         if not rows:
             return None, None
-        table = run_table(rows, self.plan.name, with_order=not self.plan.search.is_grid)
+        table = run_table(rows, self.plan.name, with_order=self.plan.search.chooses_by_rows)
         table.write_csv(paths.runs)
         fit, report = None, None
         if conclude and finished and any(row.loss is not None for row in rows.values()):
@@ -307,10 +307,11 @@ class _Run:
     def _announce(self) -> None:
         plan, total, done = self.plan, self._total, len(self._done())
         failed = sum(row.status == "failed" for row in self.rows.values())
-        most = "at most " if plan.search.chooses_cells else ""
         again = f", {failed} failed before and tried again" if failed else ""
         time = "" if self._is_worth_timing() else f", {self._time()}"
-        self.console.print(f"[bold]{plan.name}[/]: {most}{total} cells, {done} done{again}{time}.")
+        self.console.print(
+            f"[bold]{plan.name}[/]: {plan.search.at_most}{total} cells, {done} done{again}{time}."
+        )
 
 
 @contextmanager

@@ -1,13 +1,17 @@
 """The choice of the next cell to train: the samplers behind one interface, resumed from the run table alone."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from study.plan.plan import Plan
 from study.search.source import GridSearch, Keys, Rows, Search, SearchState, Source
 from study.spec.search import CrossingSection, OptunaSection
 from study.spec.study import StudySpec
 
-__all__ = ["Search", "SearchState", "Source", "make_search"]
+if TYPE_CHECKING:
+    from analysis.design.objective import SearchInfo
+
+__all__ = ["Search", "SearchState", "Source", "end_words", "make_search", "search_info"]
 
 
 def make_search(
@@ -44,3 +48,21 @@ def make_search(
 
         search.trials = OptunaStudies(plan, rows, begun, database)
     return search
+
+
+def end_words(spec: StudySpec, plan: Plan, rows: Rows) -> str:
+    """Return why the search has ended by the rows of ended cells, a sentence; empty if no limit ended it."""
+    if not isinstance(spec.search, CrossingSection):
+        return ""
+    ending = make_search(spec, plan, rows).ending
+    return ending.words if ending else ""
+
+
+def search_info(spec: StudySpec, ended: str) -> "SearchInfo | None":
+    """Return what a report adds about a search that has ended because of `ended`; None if all cells are trained."""
+    if not spec.search.chooses_by_rows:
+        return None
+    from analysis.design.objective import SearchInfo
+    from study.search.crossing_search import objective_of
+
+    return SearchInfo(objective_of(spec), ended)

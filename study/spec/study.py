@@ -22,13 +22,12 @@ from study.spec.frontier import (
     FrontierSection,
     FrontierShape,
     Miss,
-    added_shapes,
     misses,
     shapes,
 )
 from study.spec.messages import explain
 from study.spec.resources import ResourcesSection, TrackingSection
-from study.spec.search import CrossingSection, GridSection, SearchSection, SensitivitySection
+from study.spec.search import GridSection, SearchSection, SensitivitySection
 from study.spec.section import Section, distinct
 from study.spec.training import (
     LENGTHS,
@@ -169,18 +168,14 @@ class StudySpec(Section):
 
     def _check_flops(self) -> None:
         """Raise a `ValueError` if the steps of `frontier.flops` are given elsewhere, or are too few to be whole."""
-        training, search = self.training, self.search
+        training = self.training
         if given := [
             f"`training.{name}`" for name in ("steps", "tokens") if getattr(training, name) is not None
         ]:
             raise ValueError(
                 f"{given[0]} has the length of every cell, which follows from `frontier.flops`; take one of them out"
             )
-        if not search.is_grid:
-            raise ValueError(
-                f"`frontier.flops` compares depths by the least loss over their sizes, and `search.sampler: "
-                f"{search.sampler}` chooses among shapes of equal N; set `search.sampler: grid`"
-            )
+        self.search.check_flops()
         if self.sensitivity is not None:
             raise ValueError(
                 "`sensitivity` trains shapes next to crossings in N, and `frontier.flops` compares depths at equal "
@@ -229,24 +224,15 @@ class StudySpec(Section):
         if isinstance(training.lr, TableRate):
             for sized in self.shapes:
                 training.lr.rate(sized.shape)
-        if training.has_levels and not search.is_grid:
-            raise ValueError(
-                f"`training.tokens` has several numbers, and `search.sampler: {search.sampler}` chooses among cells of "
-                "equal tokens; set `search.sampler: grid`, or give one number"
-            )
-        if isinstance(search, CrossingSection):
-            search.check(self.frontier, training)
+        search.check(self.frontier, training)
         self.frontier.check_size(self.cell_bound, "cells (shapes x `lr_factors` x seeds)")
         return self
 
     @property
     def cell_bound(self) -> int:
         """Number of cells that the plan lists or the search may add."""
-        shape_count, seed_count = len(self.shapes), len(self.training.seed_values)
-        if isinstance(self.search, CrossingSection):
-            seed_count = self.search.most_seeds(self.training)
-            if self.search.new_budgets != "none":
-                shape_count += len(added_shapes(self.frontier))
+        shape_count = len(self.shapes) + len(self.search.added_shapes(self.frontier))
+        seed_count = self.search.most_seeds(self.training)
         levels = len(self.training.tokens) if isinstance(self.training.tokens, tuple) else 1
         return shape_count * levels * seed_count * len(self.search.lr_factors)
 

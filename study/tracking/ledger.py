@@ -186,7 +186,7 @@ def study_rows(plan: Plan, rows: Mapping[str, Row]) -> dict[str, Row]:
 
 def _chosen_shape(plan: Plan, row: Row) -> tuple[Shape, int] | None:
     """Return the shape and steps of a row that the plan does not list; None for a row of another study."""
-    if row.protocol != plan.protocol or not (row.purpose or plan.search.chooses_cells):
+    if row.protocol != plan.protocol or not (row.purpose or plan.search.may_end_early):
         return None
     depth, width, heads = (float(row.parameters.get(name) or 0) for name in ("depth", "width", "heads"))
     _, factor, seed = (float(row.parameters.get(name) or 0) for name in PLACE)

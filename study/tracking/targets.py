@@ -64,5 +64,4 @@ def mirror_study(spec: StudySpec, results: Path) -> str:
 def progress(plan: Plan, rows: Collection[Row]) -> str:
     """Return how many cells of an unfinished study are done, in a sentence; a search may choose fewer than planned."""
     done = sum(row.status != "failed" and not row.purpose for row in rows)
-    most = "at most " if plan.search.chooses_cells else ""
-    return f"Unfinished: {done} of {most}{len(plan.cells)} cells are done."
+    return f"Unfinished: {done} of {plan.search.at_most}{len(plan.cells)} cells are done."

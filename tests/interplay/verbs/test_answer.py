@@ -301,7 +301,7 @@ def test_the_report_of_an_unfinished_grid_has_its_finished_and_planned_cells():
     searched = load_spec(SMALL, SEARCH)
     plan = make_plan(searched)
     found = report_facts(searched, plan, table_of(plan.cells[:-2]), "")["cells"]
-    assert (found is None) == plan.search.chooses_cells
+    assert (found is None) == plan.search.may_end_early
 
 
 def test_a_search_is_reported_with_its_objective():

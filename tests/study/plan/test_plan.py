@@ -16,7 +16,7 @@ import study.plan.layouts
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.plan.prices import gpu_price, money
-from study.plan.table import plan_table, search_notes
+from study.plan.table import plan_table
 from study.spec.devices import DEVICES, usable_memory
 from study.spec.frontier import FrontierShape
 from study.spec.study import load_spec
@@ -407,7 +407,13 @@ def test_a_search_may_train_more_seeds_and_shapes_between_the_budgets() -> None:
 def test_a_target_that_two_crossings_cannot_reach_is_noted(depths: str, objective: str, never: bool) -> None:
     search = f"search={{sampler: crossing, max_cells: 20, objective: {objective}, halfwidth: 0.1}}"
     plan = plan_of(SMALL, f"frontier.depths={depths}", search)
-    assert any("`search.halfwidth` is never reached" in note for note in search_notes(plan)) == never
+    assert (
+        any(
+            "`search.halfwidth` is never reached" in note
+            for note in plan.search.describe(plan.cells, plan.more)
+        )
+        == never
+    )
 
 
 def test_the_seeds_of_a_search_begin_with_those_of_the_spec() -> None:

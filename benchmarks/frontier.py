@@ -111,7 +111,7 @@ def search(
 @cache
 def grid() -> Plan:
     """The plan of the whole grid; made in each process, because a plan cannot be pickled."""
-    return make_plan(spec_of("grid"), to_read=True)
+    return make_plan(spec_of("grid"))
 
 
 def simulated(number: int) -> dict[tuple[str, str], tuple[list[float], float]]:

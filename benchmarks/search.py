@@ -113,7 +113,7 @@ class Setting:
     @cached_property
     def plan(self) -> Plan:
         """The grid as a plan, for the samplers `tpe` and `gp`."""
-        return make_plan(self.spec("grid"), to_read=True)
+        return make_plan(self.spec("grid"))
 
     def spec(self, sampler: str) -> StudySpec:
         """The grid as a spec, with a sampler of Optuna for another name."""

@@ -406,7 +406,7 @@ def test_paths_named_in_the_pages_exist():
 
 def test_the_prices_in_the_pages_are_those_of_the_plan() -> None:
     """What a reader is about to pay."""
-    plan = make_plan(load_spec("one-gpu-night"), to_read=True)
+    plan = make_plan(load_spec("one-gpu-night"))
     assert plan.cost is not None
     text = (ROOT / "README.md").read_text()
     (comment,) = re.findall(r"interplay plan one-gpu-night +# (.*)", text)
@@ -416,7 +416,7 @@ def test_the_prices_in_the_pages_are_those_of_the_plan() -> None:
     submitted = re.findall(r"interplay submit (\S+)", text)
     assert submitted == ["one-gpu-night"]
     assert f"about {money(plan.cost)}" in (ROOT / "cluster" / "README.md").read_text()
-    cost = make_plan(load_spec("levine2020"), to_read=True).cost
+    cost = make_plan(load_spec("levine2020")).cost
     assert f"{money(cost)} for these alone" in (ROOT / "cluster" / "README.md").read_text()
 
 

@@ -342,7 +342,7 @@ def bounds() -> Iterator[None]:
 def plan_of(source: str, changes: list[str]) -> None:
     """What `interplay plan` does, with and without `--json`."""
     spec = load_spec(source, changes)
-    plan = make_plan(spec)
+    plan = make_plan(spec).trainable()
     json.dumps(plan.to_json(), allow_nan=False)
     Console(file=io.StringIO(), width=120).print(plan_table(plan))
 

@@ -104,7 +104,7 @@ def price_study(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
         return None
     try:
         capacities = capacity_of(file, with_trials_per_gpu(spec).resources)
-        plan = make_plan(spec, capacity=capacities.capacity)
+        plan = make_plan(spec, capacity=capacities.capacity).trainable()
         capacities.check({planned.layout for planned in plan.main})
     except InputError as error:
         wanted = [pool for pool in pools(file) if spec.resources.pool in ("any", pool.name)]

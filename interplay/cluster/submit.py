@@ -75,8 +75,8 @@ def submit(
     price = None
     if cluster_file is not None and cluster_file.provider == "aws":
         price = _check(spec, cluster_file, opens_tunnel=address is None)
-    # The sizes of the machines may be unknown; data, shapes and options are checked.
-    plan = make_plan(spec, to_read=True) if price is None else price.plan
+    # The sizes of the machines may be unknown: whether the shapes fit shows on the head.
+    plan = make_plan(spec) if price is None else price.plan
     with tempfile.TemporaryDirectory() as scratch:
         entrypoint = pack(source, overrides, spec, Path(scratch))
         # Machines that one has cost nothing more.

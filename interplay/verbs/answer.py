@@ -66,7 +66,7 @@ def study_runs(
     Raises:
         NoRowsError: the study has no rows; proposes commands with `verb`, and with `arguments`, by default its name.
     """
-    plan = make_plan(spec, to_read=True)
+    plan = make_plan(spec)
     ledger = study_paths(spec, results.resolve()).ledger
     recorded = ledger.rows()
     rows = study_rows(plan, recorded)

@@ -195,7 +195,7 @@ def find(study: str, cell: str | None, results: Path, out: Path | None = None) -
 
 def _best(paths: StudyPaths, kept: Sequence[Kept]) -> Kept | None:
     """The cell of the lowest loss among those of the largest size, or compute, that have weights."""
-    plan = make_plan(load_spec(str(paths.folder / SPEC)), to_read=True)
+    plan = make_plan(load_spec(str(paths.folder / SPEC)))
     budgets = {planned.cell.key: planned.compared_at for planned in plan.pool}
     sized = [
         (budgets[item.folder.name], item) for item in kept if item.record and item.folder.name in budgets

@@ -262,7 +262,7 @@ def init(
         values = _values(data, device, size)
         # Without the head: a name that the spec refuses may hold a line break.
         raw = yaml.safe_load(TEMPLATE.format(cells="", time="", **dict.fromkeys(head, ""), **values))
-        plan = make_plan(parse_spec({"name": name, **raw}, f"the study {name}"))
+        plan = make_plan(parse_spec({"name": name, **raw}, f"the study {name}")).trainable()
         time = duration(plan.hours * 3600)
         return plan, TEMPLATE.format(cells=len(plan.cells), time=time, **head, **values)
 
@@ -313,7 +313,9 @@ def _time_steps(plan: Plan, console: Console) -> list[str]:
         "validation_sequences": 64,
     }
     spec = plan.planner.spec
-    alike = make_plan(parse_spec({**spec.model_dump(mode="json"), "data": grammar}, "the study to time"))
+    alike = make_plan(
+        parse_spec({**spec.model_dump(mode="json"), "data": grammar}, "the study to time")
+    ).trainable()
     with tempfile.TemporaryDirectory() as scratch:
         try:
             packed(

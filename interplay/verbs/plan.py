@@ -82,7 +82,7 @@ def plan(spec: str | Path | StudySpec, *changes: str, results: str | Path = "res
         SpecError: as of `load_spec`, or no cell can be planned.
         DataError: the data cannot be used (an InputError of `trainables.errors`).
     """
-    planned = make_plan(load_spec(spec, *changes, results=results))
+    planned = make_plan(load_spec(spec, *changes, results=results)).trainable()
     again = command("try", name_of(spec), *changes, results=Path(results)) if planned.planner.speed else ""
     return StudyPlan(planned, again)
 
@@ -144,7 +144,7 @@ def try_steps(
     from study.run.preparation import packed, time_steps, tried_cells
 
     loaded = load_spec(spec, *changes, results=results)
-    before = make_plan(loaded)
+    before = make_plan(loaded).trainable()
     layouts = before.planner.layouts
     need("timing steps", "train", "torch", "deepspeed", "transformers")
     if not tried_cells(before):
@@ -155,7 +155,7 @@ def try_steps(
     progress = progress or Console(quiet=True)
     packed(loaded.data, loaded.training.context, paths.data, before.cells[0].cell.data_key, progress)
     timed = time_steps(before, paths.data, progress)
-    after = make_plan(loaded)
+    after = make_plan(loaded).trainable()
     cells: list[dict[str, Any]] = []
     for planned, measured in timed.cells:
         utilisation = None
@@ -209,7 +209,7 @@ def presets() -> Presets:
     for group, members in yaml.safe_load(text).items():
         for name, result in members.items():
             spec = load_spec(name)
-            planned = make_plan(spec, to_read=True)
+            planned = make_plan(spec)
             records.append(
                 {
                     "group": group,

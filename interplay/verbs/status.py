@@ -75,7 +75,7 @@ class StudyStatus:
 
 def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     """Read the state of a study; changes nothing."""
-    plan, paths = make_plan(spec, to_read=True), study_paths(spec, results.resolve())
+    plan, paths = make_plan(spec), study_paths(spec, results.resolve())
     rows = study_rows(plan, paths.ledger.rows())
     driver = paths.driver()
     running = paths.unfinished.running if driver else set()

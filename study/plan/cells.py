@@ -165,13 +165,13 @@ class ShapeCost:
 
     @cached_property
     def chosen(self) -> Choice:
-        """The layout with its cost.
-
-        Raises:
-            SpecError: the shape fits no layout.
-        """
+        """The layout with its cost."""
         layouts = self._layouts
         return Choice(layouts.cost(self.shape, self.given), ()) if self.given else layouts.choose(self.shape)
+
+    def check(self) -> None:
+        """Raise a `SpecError` if the shape cannot be trained in any layout that `resources` allows."""
+        self._layouts.check(self.shape, self.chosen)
 
     @property
     def _layouts(self) -> LayoutPlanner:
@@ -265,9 +265,6 @@ class Planner:
         if (shape, steps) not in self._costs:
             self._costs[shape, steps] = ShapeCost(self, shape, self.spec.recipe_of(steps))
         costs = self._costs[shape, steps]
-        if self.layouts.must_fit:
-            # A shape that fits no layout is an error of the plan, not of what reads it later.
-            costs.chosen  # noqa: B018
         return PlannedCell(
             cell=self.trained(shape, factor, seed, costs.recipe),
             budget=sized.budget,
@@ -303,9 +300,7 @@ def _level(spec: StudySpec, sized: FrontierShape, recipe: Recipe) -> str:
     return f"{short(recipe.tokens, 3)} tokens" if spec.training.has_levels else ""
 
 
-def make_planner(
-    spec: StudySpec, *, base: Path = Path(), to_read: bool = False, capacity: ClusterCapacity | None = None
-) -> Planner:
+def make_planner(spec: StudySpec, *, base: Path = Path(), capacity: ClusterCapacity | None = None) -> Planner:
     """Return the planner of a study; `make_plan` describes the arguments."""
     spec = with_trials_per_gpu(spec)
     device, recipe = replace(DEVICES[spec.resources.device], trials=spec.resources.sharing), spec.recipe
@@ -319,7 +314,7 @@ def make_planner(
         resources = resources.model_copy(update={"shard_vocabulary": "never"})
     if speed:
         device = speed.of(device)
-    layouts = LayoutPlanner(resources, device, slots, recipe, vocabulary, not to_read, capacity)
+    layouts = LayoutPlanner(resources, device, slots, recipe, vocabulary, capacity)
     windows = spec.data.training_windows(recipe.context, base)
     return Planner(spec, recipe, key, layouts, windows, speed, gpu_price(device.name))
 
@@ -335,7 +330,7 @@ def with_trials_per_gpu(spec: StudySpec) -> StudySpec:
         return spec
     device, number = DEVICES[resources.device], 1
     if device.is_gpu:
-        alone = LayoutPlanner(resources, device, 1, spec.recipe, spec.data.vocabulary_size, must_fit=False)
+        alone = LayoutPlanner(resources, device, 1, spec.recipe, spec.data.vocabulary_size)
         costs = [alone.choose(sized.shape).cost for sized in spec.shapes]
         number = min(MOST_TRIALS, *(min(alone.usable // cost.memory.total, _idle(cost)) for cost in costs))
     shared = resources.model_copy(update={"trials_per_gpu": max(1, number)})

@@ -53,6 +53,8 @@ class Choice:
 
     cost: Cost
     flags: tuple[str, ...]
+    fits: bool = True
+    """Whether its memory fits the device; no layout does if not."""
 
     @property
     def layout(self) -> Layout:
@@ -69,8 +71,6 @@ class LayoutPlanner:
     slots: int
     recipe: Recipe
     vocabulary: int
-    must_fit: bool = True
-    """Whether a shape that cannot be trained here is an error; not if its rows are only read."""
     cluster: ClusterCapacity | None = None
     """The joined cluster; without one, the slots share the memory of this machine."""
 
@@ -106,14 +106,8 @@ class LayoutPlanner:
         activations in every layer and waits for them, but also shares the weights and their gradients, so that it fits
         where ZeRO's default stage does not. Then comes the largest micro-batch that fits, down to one sequence per
         group, before more ranks. If `activation_checkpointing` is auto, layouts that keep the activations come
-        first.
-
-        Raises:
-            SpecError: the degrees of the spec do not suit the shape, or it fits no number of ranks; the message names
-                the numbers and a remedy.
+        first. A shape that fits no layout has that of one rank: its rows may still be read.
         """
-        if self.must_fit:
-            self._refuse_impossible(shape)
         choice = self._first_fit(shape)
         if choice is not None:
             asked, seconds = self.resources.compile, self.recipe.steps * choice.step_seconds
@@ -122,9 +116,18 @@ class LayoutPlanner:
             if wanted and self._compiled_parts(choice.layout):
                 choice = self.cost(shape, choice.layout.model_copy(update={"compiled": True}))
             return Choice(choice, tuple(self._flags(choice)))
-        if not self.must_fit:
-            return Choice(self.cost(shape, self._layout(1, 1)), ())
-        raise SpecError(self._too_large(shape))
+        return Choice(self.cost(shape, self._layout(1, 1)), (), fits=False)
+
+    def check(self, shape: Shape, choice: Choice) -> None:
+        """Check that a shape can be trained in the layout that `choose` returned for it.
+
+        Raises:
+            SpecError: the degrees of the spec do not suit the shape, or it fits no number of ranks; the message names
+                the numbers and a remedy.
+        """
+        self._refuse_impossible(shape)
+        if not choice.fits:
+            raise SpecError(self._too_large(shape))
 
     def _first_fit(self, shape: Shape) -> Cost | None:
         usable = self.usable

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,14 @@ class Plan:
     cells: tuple[PlannedCell, ...]
     misses: tuple[Miss, ...]
     """Depths without a shape at a budget."""
-    first_notes: tuple[str, ...]
-    """Those of `notes` that do not depend on layouts."""
+    data_notes: tuple[str, ...]
+    """Those of `notes` about the data."""
     planner: Planner = field(repr=False, compare=False)
     """Plans cells that are not listed."""
     more: tuple[PlannedCell, ...] = ()
     """Cells not in `cells` that a search may train: shapes at other budgets and more seeds."""
+    left_out: tuple[str, ...] = ()
+    """Why shapes that a search would add are not in `more`."""
 
     @property
     def search(self) -> SearchSection:
@@ -67,7 +69,29 @@ class Plan:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """Assumptions and warnings, in sentences."""
-        return (*self.first_notes, *_notes(self.planner, self.cells))
+        missed = (miss.reason for miss in self.misses)
+        return (*missed, *self.left_out, *self.data_notes, *_notes(self.planner, self.cells))
+
+    def trainable(self) -> "Plan":
+        """Return the plan without the added shapes that fit no layout; who trains or prices cells asks for it.
+
+        Raises:
+            SpecError: a listed cell fits no layout that `resources` allows, the limits of the search allow no cell, or
+                DeepSpeed or a diagnostic rejects an option.
+        """
+        listed = dict.fromkeys(planned.cell.shape for planned in self.cells)
+        for planned in self.cells:
+            planned.costs.check()
+        refused: dict[Shape, str] = {}
+        for shape, costs in {planned.cell.shape: planned.costs for planned in self.more}.items():
+            try:
+                if shape not in listed:
+                    costs.check()
+            except SpecError as error:
+                refused[shape] = _refused(shape, error)
+        more = tuple(planned for planned in self.more if planned.cell.shape not in refused)
+        _check(self.planner.spec, (*self.cells, *more))
+        return replace(self, more=more, left_out=(*self.left_out, *refused.values()))
 
     @cached_property
     def pool(self) -> tuple[PlannedCell, ...]:
@@ -99,7 +123,7 @@ class Plan:
         """Plan a cell that need not be listed; `budget` is the one it counts for, by default with the most steps.
 
         Raises:
-            SpecError: the learning-rate rule has no rate for the shape, or it fits no layout.
+            SpecError: the learning-rate rule has no rate for the shape.
         """
         return self.planner.cell(FrontierShape(budget, shape), lr_factor, seed, purpose, steps)
 
@@ -189,28 +213,24 @@ class Plan:
         }
 
 
-def make_plan(
-    spec: StudySpec, *, base: Path = Path(), to_read: bool = False, capacity: ClusterCapacity | None = None
-) -> Plan:
+def make_plan(spec: StudySpec, *, base: Path = Path(), capacity: ClusterCapacity | None = None) -> Plan:
     """Plan a study: exact parameters, FLOPs, memory, time and cost of every cell.
+
+    Layouts are chosen on first use, and the study need not fit the devices: `Plan.trainable` checks that.
 
     Args:
         spec: the study.
         base: folder of relative paths of the data.
-        to_read: whether the rows are only read; then layouts are chosen on first use, and the study need not fit the
-            devices of this machine.
         capacity: that of a joined cluster; without it the plan is for this machine.
 
     Raises:
-        SpecError: a cell fits no layout that `resources` allows, or DeepSpeed rejects an option.
+        SpecError: the learning-rate rule has no rate for a listed shape.
         DataError: the data cannot be found.
     """
-    planner = make_planner(spec, base=base, to_read=to_read, capacity=capacity)
+    planner = make_planner(spec, base=base, capacity=capacity)
     recipe, listed, missed = planner.recipe, spec.shapes, tuple(spec.misses)
     cells = tuple(planned for sized in listed for planned in planner.cells(sized, spec.training.seed_values))
-    more, refused = _more_cells(planner, listed)
-    if not to_read:
-        _check(spec, (*cells, *more))
+    more, left_out = _more_cells(planner, listed)
     shared = {
         "data": planner.data_key,
         # The rule of the steps, because each size has its own.
@@ -230,14 +250,10 @@ def make_plan(
         protocol=digest(shared),
         cells=cells,
         misses=missed,
-        first_notes=(
-            *(miss.reason for miss in missed),
-            *refused,
-            *([repeats] if repeats else []),
-            *spec.data.notes(base),
-        ),
+        data_notes=(*([repeats] if repeats else []), *spec.data.notes(base)),
         planner=planner,
         more=tuple(more),
+        left_out=tuple(left_out),
     )
 
 
@@ -248,13 +264,17 @@ def _more_cells(planner: Planner, listed: Sequence[FrontierShape]) -> tuple[list
     most = search.most_seeds(training)
     others = [seed for seed in range(most) if seed not in given][: most - len(given)]
     cells = [planned for added in listed for planned in planner.cells(added, others)]
-    refused = []
+    left_out = []
     for added in search.added_shapes(planner.spec.frontier):
         try:
             cells += planner.cells(added, (*given, *others))
         except SpecError as error:
-            refused.append(f"the search adds no L{added.shape.depth} d{added.shape.width}: {error}")
-    return cells, refused
+            left_out.append(_refused(added.shape, error))
+    return cells, left_out
+
+
+def _refused(shape: Shape, error: SpecError) -> str:
+    return f"the search adds no L{shape.depth} d{shape.width}: {error}"
 
 
 def _check(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:

@@ -90,7 +90,7 @@ def run_study(
         open_storage(paths.checkpoints).check()
     with ExitStack() as stack:
         cluster = _joined(stack, spec, console) if joins() else None
-        plan = make_plan(spec, capacity=cluster.capacity if cluster else None)
+        plan = make_plan(spec, capacity=cluster.capacity if cluster else None).trainable()
         check = stack.enter_context(stop_signals(raises=True)).check
         is_locked = stack.enter_context(paths.locked())
         if paths.is_shared or not is_locked:
@@ -253,7 +253,7 @@ class _Run:
         except (SpecError, OSError) as error:
             self._warn(f"The times of the plan stay estimates: {error}")
         else:
-            self.plan = make_plan(self.spec)
+            self.plan = make_plan(self.spec).trainable()
             busy = (
                 " The machine was busy meanwhile; the next run times them again." if timed.speed.busy else ""
             )

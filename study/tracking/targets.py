@@ -38,7 +38,7 @@ def mirror_study(spec: StudySpec, results: Path) -> str:
     Raises:
         SpecError: the study has no rows or is being run, or a tracker cannot be used.
     """
-    plan, paths = make_plan(spec, to_read=True), study_paths(spec, results.resolve())
+    plan, paths = make_plan(spec), study_paths(spec, results.resolve())
     rows = [row for row in paths.ledger.rows().values() if row.study == spec.name]
     if not rows:
         raise SpecError(f"the study {spec.name!r} has no rows in {paths.ledger.name} yet.")

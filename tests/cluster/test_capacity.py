@@ -32,7 +32,7 @@ def driver(tmp_path, monkeypatch):
         monkeypatch.setattr("study.workers.machines.live_machines", lambda: [live])
         with ExitStack() as stack:
             found = runner._joined(stack, spec, Console(quiet=True))
-            plan = make_plan(spec, capacity=found.capacity)
+            plan = make_plan(spec, capacity=found.capacity).trainable()
             found.check({planned.layout for planned in plan.main})
             return found
 

@@ -295,7 +295,7 @@ def test_a_job_has_the_revision_and_time_to_save_its_largest_cell(sent, dashboar
     sent("levine2020")
     variables = dashboard.accepted["runtime_env"]["env_vars"]
     assert variables["INTERPLAY_REVISION"] == revision()
-    plan = make_plan(load_spec("levine2020"), to_read=True)
+    plan = make_plan(load_spec("levine2020"))
     # Weights and two moments in fp32, weights in bf16.
     largest = 14 * max(planned.parameters.total for planned in plan.main)
     seconds = int(variables["RAY_JOB_STOP_WAIT_TIME_S"]) - RESULTS_SECONDS

@@ -23,7 +23,7 @@ CHANGES = ["name=mine", "frontier.depths=[1,2]", "training.seeds=2"]
 def leave(results, source=SMALL, changes=CHANGES, count=None):
     """A study in a results folder, with rows of its first `count` cells or of all."""
     spec = load_spec(source, changes)
-    plan, paths = make_plan(spec, to_read=True), study_paths(spec, results)
+    plan, paths = make_plan(spec), study_paths(spec, results)
     for rank, row in enumerate(trained(plan, plan.cells[:count]).values()):
         paths.ledger.put(row.model_copy(update={"study": spec.name, "loss": 2.0 + 0.01 * (rank % 7)}))
     (paths.folder / "spec.yaml").write_text(spec.to_yaml())

@@ -62,7 +62,7 @@ def test_a_study_that_cannot_be_trained_here_is_read_from_its_rows_without_any_l
     leave_rows(tmp_path)
     spec = load_spec(SMALL, changes)
     with pytest.raises(SpecError, match="tensor_parallel"):
-        make_plan(spec)
+        make_plan(spec).trainable()
     cpu_runs = study_runs(load_spec(SMALL, changes[:1]), tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(LayoutPlanner, "choose", lambda *_: pytest.fail("a layout was chosen"))

@@ -55,16 +55,20 @@ def assert_named(message: str, *parts: str) -> None:
     assert not [part for part in parts if part not in message], message
 
 
+def must_fit(planner: LayoutPlanner, shape: Shape) -> None:
+    planner.check(shape, planner.choose(shape))
+
+
 def refusal(shape: Shape, capacity: int = 64, **resources: Any) -> str:
     with pytest.raises(SpecError) as caught:
-        layout_planner(None, capacity, **resources).choose(shape)
+        must_fit(layout_planner(None, capacity, **resources), shape)
     return str(caught.value)
 
 
 def wide(tmp_path: Path, *overrides: str) -> Plan:
     path = tmp_path / "wide.yaml"
     path.write_text(WIDE)
-    return make_plan(load_spec(str(path), overrides))
+    return make_plan(load_spec(str(path), overrides)).trainable()
 
 
 # The fewest devices that fit
@@ -117,7 +121,7 @@ def test_auto_is_the_first_that_fits_of_all_layouts_there_are(
     )
     if not order:
         with pytest.raises(SpecError, match="cannot train"):
-            planner.choose(shape)
+            must_fit(planner, shape)
         return
     choice = planner.choose(shape)
     assert choice.layout == order[0]
@@ -436,16 +440,16 @@ def test_every_way_out_that_is_named_is_one(shape: Shape, slots: int, resources:
         *(("shard_vocabulary", "always"), ("zero", 3), ("tensor_parallel", 16)),
     ):
         if f"`resources.{key}: {value}`" in message:
-            layout_planner(None, slots, **{**resources, key: value}).choose(shape)
+            must_fit(layout_planner(None, slots, **{**resources, key: value}), shape)
             tried += 1
     if "`resources.slots: " in message:
         more = int(message.split("`resources.slots: ")[1].split("`")[0])
         heads = shape.width // 64 if "`frontier.head_dim: 64`" in message else shape.heads
-        layout_planner(None, more, **resources).choose(shape.model_copy(update={"heads": heads}))
+        must_fit(layout_planner(None, more, **resources), shape.model_copy(update={"heads": heads}))
         tried += 1
     if "a larger device (" in message:
         device = message.split("a larger device (")[1].split(",")[0].split(")")[0]
-        layout_planner(None, slots, **{**resources, "device": device}).choose(shape)
+        must_fit(layout_planner(None, slots, **{**resources, "device": device}), shape)
         tried += 1
     assert tried
     assert message.endswith("leave the largest budgets out.")
@@ -569,10 +573,10 @@ def test_a_study_is_read_where_it_could_not_be_trained(tmp_path: Path) -> None:
     (tmp_path / "wide.yaml").write_text(WIDE)
     spec = load_spec(str(tmp_path / "wide.yaml"), ["resources.tensor_parallel=8", "resources.slots=1"])
     with pytest.raises(SpecError, match="takes 8 devices"):
-        make_plan(spec)
+        make_plan(spec).trainable()
     whole = load_spec(str(tmp_path / "wide.yaml"))
     keys = [planned.cell.key for planned in make_plan(whole).cells]
-    assert [planned.cell.key for planned in make_plan(spec, to_read=True).cells] == keys
+    assert [planned.cell.key for planned in make_plan(spec).cells] == keys
 
 
 @pytest.mark.parametrize(("number", "expected"), [(1, [1]), (12, [1, 2, 3, 4, 6, 12]), (49, [1, 7, 49])])

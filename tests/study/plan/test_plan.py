@@ -34,7 +34,7 @@ def _data_without_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan_of(preset: str, *overrides: str) -> Plan:
-    return make_plan(load_spec(preset, overrides))
+    return make_plan(load_spec(preset, overrides)).trainable()
 
 
 def refusal(preset: str, *overrides: str) -> str:

@@ -62,7 +62,7 @@ def test_a_spec_names_diagnostics_and_its_cells_stay_the_same_cells(plan):
 )
 def test_diagnostics_that_cannot_be_had_are_refused_before_anything_starts(overrides, words):
     with pytest.raises(SpecError) as refused:
-        make_plan(load_spec(SMALL, overrides))
+        make_plan(load_spec(SMALL, overrides)).trainable()
     assert words in str(refused.value)
 
 

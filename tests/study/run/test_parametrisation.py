@@ -12,7 +12,7 @@ ADAMW = ("training.optimizer=adamw", "training.lr={rule: width, base: 0.4, expon
 
 
 def plan_of(source: str, *overrides: str) -> Plan:
-    return make_plan(load_spec(source, overrides), to_read=True)
+    return make_plan(load_spec(source, overrides))
 
 
 def test_one_override_repeats_a_study_with_cells_of_its_own_and_one_base_rate() -> None:

@@ -84,7 +84,7 @@ def test_a_study_is_planned_for_a_slice_one_rank_to_a_cell():
         load_spec(SMALL, ["resources.device=h100-80gb-1g.10gb", "resources.data_parallel=2"])
     large = ["resources.device=h100-80gb-1g.10gb", "resources.slots=7", "frontier.budgets=[1e9]"]
     with pytest.raises(SpecError, match="cannot train"):
-        make_plan(load_spec(SMALL, large))
+        make_plan(load_spec(SMALL, large)).trainable()
 
 
 SHOW = """

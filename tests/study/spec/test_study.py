@@ -864,7 +864,7 @@ def test_whole_steps_that_miss_the_flops_are_refused_with_a_batch_that_does_not(
     assert batch
     for size in (int(batch[1]), int(batch[1]) - 1):
         spec = load_spec(SMALL, [AT_FLOPS[0], AT_FLOPS[2], f"training.batch={size}"])
-        for planned in make_plan(spec, to_read=True).cells:
+        for planned in make_plan(spec).cells:
             assert planned.flops == pytest.approx(planned.compute, rel=0.01)
     least = re.search(
         r"start `frontier.flops` at ([\d.e+]+)", refusal(*AT_FLOPS[1:], "frontier.flops=[1e7, 1e8]")

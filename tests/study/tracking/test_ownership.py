@@ -16,7 +16,7 @@ from tests.study.tracking.examples import row
 
 
 def planned(*overrides):
-    return make_plan(load_spec(SMALL, overrides), to_read=True)
+    return make_plan(load_spec(SMALL, overrides))
 
 
 def trained(plan, cells=None, **changes):

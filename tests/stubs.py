@@ -35,7 +35,9 @@ def stub_row(planned: PlannedCell, loss: float | None, share: float = 1.0, statu
         protocol="p",
         purpose=planned.purpose,
         status=status or ("diverged" if loss is None else "done"),
-        parameters={name: record[name] for name in COLUMNS if name in record},
+        **{name: record[name] for name in COLUMNS if name in record},
+        vocabulary=planned.costs.planner.layouts.vocabulary,
+        data_key=planned.cell.data_key,
         loss=loss,
         trained_share=share,
     )

@@ -52,7 +52,7 @@ class StudyStatus:
         for key in self.states:
             row, planned = self.rows.get(key), self.plan.by_key(key)
             if row:
-                records.append(dict(row.parameters) | {"cell": key, "name": row.name})
+                records.append(row.parameters | {"cell": key, "name": row.name})
             elif planned:
                 records.append(planned.row())
         return records

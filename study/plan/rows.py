@@ -10,25 +10,73 @@ from analysis.runs.table import RunTable
 from trainables.model.family import OPTIONAL
 from trainables.progress import Evaluation, Point
 
-#: Parameters of a row that are columns of the run table: `compute` only of cells at equal FLOPs, and those after
-#: `network` only of networks other than the default one.
+#: Fields of a row that are columns of the run table, where they are not None.
 COLUMNS = (
     *("depth", "width", "heads", "params", "total_params", "budget", "compute", "seed", "lr", "lr_factor"),
     *("tokens", "flops", "network", *OPTIONAL),
 )
 
 Status = Literal["done", "diverged", "failed"]
-#: The parameters of a cell by name: its shape, size, seed, learning rate and recipe.
+#: Values by name, as trackers record them.
 Parameters = dict[str, str | int | float | None]
 
 
-class Row(BaseModel):
+class CellFields(BaseModel):
+    """What identifies a cell: its shape, size, seed, learning rate, data and recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    depth: int
+    width: int
+    heads: int
+    params: int
+    """N = 12 L d²."""
+    total_params: int
+    """All parameters, embeddings included."""
+    budget: float
+    """The target of N for which the shape was chosen."""
+    compute: float | None = None
+    """The target of FLOPs; None unless depths are compared at equal FLOPs."""
+    seed: int
+    lr: float
+    """Peak learning rate."""
+    lr_factor: float
+    """Multiple of the learning-rate rule, which `lr` includes."""
+    tokens: int
+    """Training tokens."""
+    flops: float
+    """Training FLOPs, without evaluations."""
+    network: str | None = None
+    """Name of the model family; None for the default one."""
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    d_ff: int | None = None
+    embeddings: str | None = None
+    rope_theta: float | None = None
+    vocabulary: int
+    """Tokens in the vocabulary."""
+    data_key: str
+    """Digest of the content of the data."""
+    recipe: Parameters = {}
+    """The recipe by name; options of DeepSpeed and the base shape are JSON."""
+
+    @property
+    def columns(self) -> Parameters:
+        """The fields that are columns of the run table, by name, without those that are None."""
+        values = ((name, getattr(self, name)) for name in COLUMNS)
+        return {name: value for name, value in values if value is not None}
+
+    @property
+    def parameters(self) -> Parameters:
+        """All fields and the recipe as one flat mapping, for trackers."""
+        return {**self.columns, "vocabulary": self.vocabulary, "data_key": self.data_key, **self.recipe}
+
+
+class Row(CellFields):
     """The record of one finished cell: everything that the run table, the report and MLflow need.
 
     The fields from `train_seconds` to `notes` describe the training; they are empty for a failed cell.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     cell: str
     name: str
@@ -43,7 +91,6 @@ class Row(BaseModel):
     lost: tuple[str, ...] = ()
     """Causes of the lost trials."""
     revision: str = ""
-    parameters: Parameters = {}
     loss: float | None = None
     """Final validation loss in nats per token; None unless the cell is done."""
     bits_per_byte: float | None = None
@@ -70,18 +117,18 @@ class Row(BaseModel):
     def place(self) -> tuple[Any, ...]:
         """What the rows of a study are sorted by: the main study first, then compute, N, shape, tokens, rate, seed."""
         names = ("compute", "budget", "depth", "width", "tokens", "lr_factor", "seed")
-        return self.purpose, *(self.parameters.get(name) or 0 for name in names), self.cell
+        return self.purpose, *(getattr(self, name) or 0 for name in names), self.cell
 
     def record(self, measures: Collection[str]) -> dict[str, Any]:
         """Return the row as one flat record of the run table, with these measures, None for those it lacks."""
         return {
             "cell": self.cell,
-            **{name: self.parameters[name] for name in COLUMNS if name in self.parameters},
+            **self.columns,
             "loss": self.loss,
             "bits_per_byte": self.bits_per_byte,
             "status": self.status,
             "reason": self.reason,
-            "vocabulary": self.parameters.get("vocabulary"),
+            "vocabulary": self.vocabulary,
             "epochs": self.epochs,
             "train_seconds": self.train_seconds,
             "tokens_per_second": self.tokens_per_second,

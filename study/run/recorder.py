@@ -6,7 +6,7 @@ from typing import Any
 
 from analysis.units import bits_per_byte
 from study.plan import Plan, PlannedCell
-from study.plan.rows import COLUMNS, Parameters, Row, Status
+from study.plan.rows import COLUMNS, CellFields, Row, Status
 from study.revision import revision
 from study.spec.devices import DEVICES
 from study.tracking.ledger import CurveUpdate
@@ -70,7 +70,7 @@ class Recorder:
         """Record nothing: a sentence about the run is for those who watch it."""
 
     def _send(self, planned: PlannedCell, **parts: Any) -> None:
-        parameters = cell_parameters(self.plan, planned)
+        parameters = CellFields(**cell_fields(self.plan, planned)).parameters
         self.mirror.put(CurveUpdate(planned.cell.key, planned.title, parameters, **parts))
 
     def _record(self, planned: PlannedCell, status: Status, reason: str | None, result: Result | None) -> Row:
@@ -87,7 +87,7 @@ class Recorder:
             ended=self._last_end,
             lost=tuple(self.unfinished.lost_trials(planned.cell.key)),
             revision=self.revision,
-            parameters=cell_parameters(self.plan, planned),
+            **cell_fields(self.plan, planned),
             **(measured(self.plan.device, planned, result) if result else {}),
         )
         self.ledger.put(row)
@@ -97,14 +97,14 @@ class Recorder:
         return row
 
 
-def cell_parameters(plan: Plan, planned: PlannedCell) -> Parameters:
-    """Return the parameters of a cell, one value per name: options of DeepSpeed and the base shape are JSON."""
+def cell_fields(plan: Plan, planned: PlannedCell) -> dict[str, Any]:
+    """Return the `CellFields` of a planned cell by name."""
     cell, record = planned.cell, planned.row()
     return {
         **{name: record[name] for name in COLUMNS if name in record},
         "vocabulary": plan.vocabulary,
         "data_key": cell.data_key,
-        **{
+        "recipe": {
             name: json.dumps(value) if isinstance(value, dict) else value
             for name, value in cell.recipe.model_dump(mode="json").items()
         },

@@ -208,9 +208,7 @@ def _option(planned: PlannedCell) -> Option:
 
 def _recorded(row: Row) -> Option:
     """Return the option that a row is of."""
-    names = ("depth", "width", "params", "lr_factor", "seed", "flops")
-    depth, width, params, factor, seed, flops = (float(row.parameters[name] or 0) for name in names)
-    return Option(int(depth), int(width), params, factor, int(seed), flops)
+    return Option(row.depth, row.width, float(row.params), row.lr_factor, row.seed, row.flops)
 
 
 def objective_of(spec: StudySpec) -> Objective:

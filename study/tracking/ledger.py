@@ -20,8 +20,8 @@ from trainables.storage.storage import Folder, open_storage, redacted, unusable,
 
 _LOG = logging.getLogger(__name__)
 
-#: Parameters of a row that say where its cell stands in the study.
-PLACE = ("budget", "lr_factor", "seed")
+#: Fields of a planned cell that say where a row of it stands in the study.
+PLACE = ("purpose", "budget", "compute", "lr_factor")
 #: Row files read at a time: an object store takes some 50 ms for each.
 READERS = 16
 #: Libraries that affect a loss or a row.
@@ -173,12 +173,8 @@ def study_rows(plan: Plan, rows: Mapping[str, Row]) -> dict[str, Row]:
     members = []
     for key, row in rows.items():
         if planned := plan.by_key(key):
-            placed = {"budget": planned.budget, "lr_factor": planned.lr_factor}
-            if planned.compute is not None:
-                placed["compute"] = planned.compute
-            changes = {"name": planned.title, "purpose": planned.purpose}
-            parameters = {**row.parameters, **placed}
-            members.append(row.model_copy(update={**changes, "parameters": parameters}))
+            changes = {"name": planned.title, **{name: getattr(planned, name) for name in PLACE}}
+            members.append(row.model_copy(update=changes))
         elif _chosen_shape(plan, row):
             members.append(row)
     return {row.cell: row for row in sorted(members, key=lambda row: (row.ended, row.cell))}
@@ -188,18 +184,16 @@ def _chosen_shape(plan: Plan, row: Row) -> tuple[Shape, int] | None:
     """Return the shape and steps of a row that the plan does not list; None for a row of another study."""
     if row.protocol != plan.protocol or not (row.purpose or plan.search.may_end_early):
         return None
-    depth, width, heads = (float(row.parameters.get(name) or 0) for name in ("depth", "width", "heads"))
-    _, factor, seed = (float(row.parameters.get(name) or 0) for name in PLACE)
     planner = plan.planner
     frontier = planner.spec.frontier
-    if depth not in frontier.depth_values or width % frontier.step:
+    if row.depth not in frontier.depth_values or row.width % frontier.step:
         return None
-    shape = frontier.shape(int(depth), int(width))
-    if heads != shape.heads:
+    shape = frontier.shape(row.depth, row.width)
+    if row.heads != shape.heads:
         return None
     for steps in planner.spec.training.step_counts(shape):
         # The key needs no layout.
-        if planner.trained(shape, factor, int(seed), planner.spec.recipe_of(steps)).key == row.cell:
+        if planner.trained(shape, row.lr_factor, row.seed, planner.spec.recipe_of(steps)).key == row.cell:
             return shape, steps
     return None
 

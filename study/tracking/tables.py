@@ -24,7 +24,7 @@ def layer_table(rows: Mapping[str, Row]) -> pd.DataFrame:
     for key, row in rows.items():
         if row.purpose:
             continue
-        last = round(row.trained_share * float(row.parameters.get("steps") or 0))
+        last = round(row.trained_share * float(row.recipe.get("steps") or 0))
         for step, measures in ((0, row.start), (last, row.measures)):
             for full, value in measures.items():
                 name, slash, layer = full.rpartition("/")

@@ -32,7 +32,7 @@ from interplay.verbs.theory import theory_bounds
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.plan.rows import Row
-from study.run.recorder import cell_parameters
+from study.run.recorder import cell_fields
 from study.tracking.study_paths import study_paths
 from tests.command import interplay as command
 from tests.isoflop import isoflop_table
@@ -70,7 +70,7 @@ def leave_rows(folder, *changes, failed=(), lost=False):
         status = "failed" if planned.title in failed else "diverged" if lost else "done"
         study_paths(spec, folder).ledger.put(
             Row(
-                cell=planned.cell.key, name=planned.cell.name, parameters=cell_parameters(plan, planned),
+                cell=planned.cell.key, name=planned.cell.name, **cell_fields(plan, planned),
                 protocol=plan.protocol, status=status,
                 ended=rank + 1.0, reason=None if status == "done" else f"{status} at step {rank}",
                 loss=loss if status == "done" else None, start=layers,

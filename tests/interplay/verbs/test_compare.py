@@ -10,7 +10,7 @@ from analysis.units import bits_per_byte
 from core.errors import InputError
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.run.recorder import cell_parameters
+from study.run.recorder import cell_fields
 from study.spec.study import load_spec
 from study.tracking.ledger import Row
 from study.tracking.study_paths import study_paths
@@ -37,7 +37,7 @@ def leave_rows(results, crossing, *changes, bytes_per_token=None):
         value = loss(planned, crossing)
         paths.ledger.put(
             Row(
-                cell=planned.cell.key, name=planned.cell.name, parameters=cell_parameters(plan, planned),
+                cell=planned.cell.key, name=planned.cell.name, **cell_fields(plan, planned),
                 protocol=plan.protocol, status="done", ended=rank + 1.0, loss=value, measures={"accuracy": 0.5},
                 bits_per_byte=bits_per_byte(value, bytes_per_token),
             )

@@ -11,7 +11,7 @@ from study.errors import SpecError
 from study.plan.layouts import LayoutPlanner
 from study.plan.plan import make_plan
 from study.plan.rows import Row
-from study.run.recorder import cell_parameters
+from study.run.recorder import cell_fields
 from study.spec.study import load_spec
 from study.tracking.study_paths import study_paths
 from tests.study.small import SMALL
@@ -28,7 +28,7 @@ def leave_rows(folder, *changes):
         loss = 2.0 - 0.1 * distance + (0.05 * distance if planned.cell.shape.depth == 1 else 0.0)
         paths.ledger.put(
             Row(
-                cell=planned.cell.key, name=planned.cell.name, parameters=cell_parameters(plan, planned),
+                cell=planned.cell.key, name=planned.cell.name, **cell_fields(plan, planned),
                 protocol=plan.protocol, study=spec.name, status="done",
                 ended=rank + 1.0, loss=loss + 0.002 * planned.cell.seed,
             )

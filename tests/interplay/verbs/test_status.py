@@ -15,7 +15,7 @@ from interplay.verbs.answer import study_fit
 from interplay.verbs.status import status_json, status_table, study_status
 from study.plan.plan import make_plan
 from study.plan.rows import Row, run_table
-from study.run.recorder import cell_parameters
+from study.run.recorder import cell_fields
 from study.spec.study import load_spec
 from study.tracking.study_paths import study_paths
 from tests.study.search.test_crossing_search import loss_of
@@ -33,7 +33,7 @@ def write(folder, *overrides, cells):
         study_paths(spec, folder).ledger.put(
             Row(
                 cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done",
-                parameters=cell_parameters(plan, planned), loss=loss_of(planned), ended=rank + 1.0,
+                **cell_fields(plan, planned), loss=loss_of(planned), ended=rank + 1.0,
             )
         )  # fmt: skip
     return study_status(spec, folder)

@@ -95,8 +95,7 @@ def test_the_page_opens_with_loss_against_depth_and_the_answer(uri, tmp_path):
     study = mlflow_study(uri)
     study.connect()
     for depth in (1, 2):
-        parameters = {"depth": depth, "params": 100 * depth}
-        study.log_row(row(str(depth), parameters=parameters, loss=1 / depth))
+        study.log_row(row(str(depth), depth=depth, params=100 * depth, loss=1 / depth))
     study.finish("KILLED", "Unfinished: 2 of 18 cells are done.")
     with served(tmp_path) as process:
         link = process.stdout.readline().strip()

@@ -64,15 +64,15 @@ def test_llama_blocks_at_20_tokens_per_parameter_from_a_short_spec_to_generated_
     size = json.loads(manifest.read_text())["bytes_per_token"]
     for row in alone.values():
         shape = Shape(
-            depth=row.parameters["depth"],
-            width=row.parameters["width"],
+            depth=row.depth,
+            width=row.width,
             heads=4,
-            kv_heads=row.parameters["kv_heads"],
+            kv_heads=row.kv_heads,
         )
-        assert abs(row.parameters["tokens"] - 20 * shape.budget_params) <= 8 * 32 / 2
+        assert abs(row.tokens - 20 * shape.budget_params) <= 8 * 32 / 2
         assert family("llama").layer_weights(shape, RECIPE) == pytest.approx(12, rel=0.02)
         assert row.bits_per_byte == pytest.approx(row.loss / math.log(2) / size, rel=1e-9)
-        assert row.loss < 0.95 * math.log(row.parameters["vocabulary"]), "it learns"
+        assert row.loss < 0.95 * math.log(row.vocabulary), "it learns"
 
     two = laptop.run(
         "run", "tiny.yaml", "--results", "two", "resources.slots=2", "resources.tensor_parallel=2"

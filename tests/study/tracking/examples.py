@@ -11,6 +11,17 @@ from trainables.progress import Evaluation, Point
 ALL_RUNS = "attributes.status != 'nothing'"
 
 
+#: The fields that identify a cell.
+CELL = {
+    **{"depth": 1, "width": 8, "heads": 2, "params": 768, "total_params": 1000, "budget": 768.0, "seed": 0},
+    **{"lr": 0.25, "lr_factor": 1.0, "tokens": 640, "flops": 3e6, "vocabulary": 9, "data_key": "d"},
+    "recipe": {"init": "fan_in", "nothing": None},
+}
+
+#: The same as trackers have them, the recipe among them.
+PARAMETERS = {**{name: value for name, value in CELL.items() if name != "recipe"}, "init": "fan_in"}
+
+
 def point(step, loss=1.0):
     return Point(step=step, train_loss=loss, lr=0.1, grad_norm=2.0, tokens_per_second=3.0)
 
@@ -23,7 +34,7 @@ def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None, ended
         protocol="p",
         status=status,
         reason=reason,
-        parameters={"depth": 1, "lr": 0.25, "init": "fan_in", "nothing": None},
+        **CELL,
         loss=loss if status == "done" else None,
         train_seconds=2.0,
         tokens_per_second=99.0,

@@ -20,7 +20,7 @@ from study.tracking.targets import make_mirror, mirror_study
 from study.tracking.tensorboard import TensorBoardStudy
 from study.tracking.wandb_runs import BLOCK, WandbStudy, records
 from tests.study.small import SMALL
-from tests.study.tracking.examples import point, row
+from tests.study.tracking.examples import PARAMETERS, point, row
 
 
 @pytest.fixture(autouse=True)
@@ -170,9 +170,7 @@ def test_a_cell_that_diverged_has_no_loss_in_its_table_and_its_reason(tmp_path):
     target = tensorboard(tmp_path)
     target.log_row(row(status="diverged", reason="the loss is nan"))
     values, metrics = hyperparameters(tmp_path / "study" / "tensorboard" / "aaaa")
-    assert values == {
-        "depth": 1.0, "lr": 0.25, "init": "fan_in", "status": "diverged", "reason": "the loss is nan"
-    }  # fmt: skip
+    assert values == {**PARAMETERS, "status": "diverged", "reason": "the loss is nan"}
     assert "loss" not in metrics
 
 
@@ -187,7 +185,7 @@ def test_an_offline_run_of_wandb_has_curves_summary_and_parameters_of_its_cell(t
     assert (one.run.run_id, one.run.project, one.run.entity, one.run.run_group, one.run.display_name) == (
         "aaaa", "a-b-", "us", "study", "L1-d8-aaaa"
     )  # fmt: skip
-    assert other.config.items() >= {"depth": 1, "lr": 0.25, "init": "fan_in"}.items()
+    assert other.config.items() >= PARAMETERS.items()
     curve = [(line["step"], line["train_loss"]) for line in one.history if "train_loss" in line]
     assert curve == [(10, 1.0), (20, 1.0)], "no step is there twice"
     assert [(line["step"], line["loss"]) for line in one.history if "loss" in line] == [(10, 0.9), (20, 0.5)]

@@ -10,7 +10,7 @@ from analysis.runs.table import read_runs
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.plan.rows import Row, run_table
-from study.run.recorder import cell_parameters
+from study.run.recorder import cell_fields
 from study.search import make_search
 from study.spec.study import load_spec
 from study.tracking.ledger import Ledger, ended_rows, study_rows, unfinished_cells
@@ -19,6 +19,7 @@ from study.tracking.study_paths import StudyPaths, study_paths, study_paths_of
 from study.tracking.tables import curve_table
 from tests.study.small import SMALL
 from tests.study.tracking import examples
+from tests.study.tracking.examples import CELL
 from trainables.progress import Evaluation
 
 
@@ -37,7 +38,7 @@ def where(tmp_path):
 def row(plan, planned, status="done", loss=0.9, reason=None):
     return Row(
         cell=planned.cell.key, name=planned.cell.name, protocol="p", status=status, reason=reason,
-        loss=loss if status == "done" else None, train_seconds=3.0, parameters=cell_parameters(plan, planned),
+        loss=loss if status == "done" else None, train_seconds=3.0, **cell_fields(plan, planned),
     )  # fmt: skip
 
 
@@ -126,7 +127,7 @@ def test_texts_of_a_row_command_no_terminal(tmp_path):
             status="failed",
             reason=f"first\n\tsecond {evil}",
             lost=(evil,),
-            parameters={evil: evil},
+            **{**CELL, "data_key": evil, "recipe": {evil: evil}},
             notes=(evil,),
             measures={evil: 1.0},
             device="é",
@@ -136,7 +137,7 @@ def test_texts_of_a_row_command_no_terminal(tmp_path):
     shown = r"\x1b]52;c;ZXZpbA==\x07\x1b[2J\u202e\x9b2J"
     assert row.reason == f"first\n\tsecond {shown}"
     assert (row.name, row.lost, row.notes, row.device) == (shown, (shown,), (shown,), "é")
-    assert (row.parameters, row.measures) == ({shown: shown}, {shown: 1.0})
+    assert (row.data_key, row.recipe, row.measures) == (shown, {shown: shown}, {shown: 1.0})
     assert ledger.rows() == {"k": row}
 
 
@@ -150,7 +151,7 @@ def test_a_row_file_of_another_cell_is_damaged(tmp_path, caplog):
     """Its cell names folders that are replaced: a file may only speak of the cell that it is named by."""
     ledger = Ledger(tmp_path)
     for cell in ("a", "b"):
-        ledger.put(Row(cell=cell, name=cell, protocol="p", status="done", loss=1.0))
+        ledger.put(Row(cell=cell, name=cell, protocol="p", status="done", loss=1.0, **CELL))
     (tmp_path / "b.json").write_text(
         (tmp_path / "a.json").read_text().replace('"cell":"a"', '"cell":"../../a"')
     )
@@ -379,5 +380,5 @@ def test_sensitivity_runs_of_several_numbers_of_tokens_belong_to_the_study_each_
     where.ledger.put(searched(several, again, 1.0, purpose="sensitivity"))
     known = study_rows(several, where.ledger.rows())
     assert list(known) == [again.cell.key]
-    assert known[again.cell.key].parameters["tokens"] == again.tokens
+    assert known[again.cell.key].tokens == again.tokens
     assert again.tokens == first.tokens < several.planner.recipe.tokens

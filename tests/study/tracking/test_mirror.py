@@ -18,7 +18,16 @@ from study.tracking.mirror import Mirror
 from study.tracking.study_paths import StudyPaths
 from tests.stubs import stub_result
 from tests.study.small import SMALL
-from tests.study.tracking.examples import cell_runs, history, mlflow_study, point, row, runs, statuses
+from tests.study.tracking.examples import (
+    PARAMETERS,
+    cell_runs,
+    history,
+    mlflow_study,
+    point,
+    row,
+    runs,
+    statuses,
+)
 
 
 class MemoryTracker:
@@ -271,7 +280,7 @@ def test_a_driver_killed_at_any_call_of_mlflow_loses_and_doubles_nothing(uri, tm
     assert mirrored(mlflow_study(uri), ledger).problems == []
     assert statuses(uri) == {"aaaa": "FINISHED"}
     run = cell_runs(uri)["aaaa"]
-    assert run.data.params == {"depth": "1", "lr": "0.25", "init": "fan_in"}
+    assert run.data.params == {name: str(value) for name, value in PARAMETERS.items()}
     assert run.data.tags["interplay.status"] == "done"
     assert [step for step, _ in history(uri, "aaaa")] == [10, 20]
     assert history(uri, "aaaa", "loss") == [(10, 0.9), (20, 0.5)]

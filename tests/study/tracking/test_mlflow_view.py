@@ -7,7 +7,7 @@ import mlflow
 import pytest
 
 from study.plan import make_plan
-from study.run.recorder import cell_parameters
+from study.run.recorder import cell_fields
 from study.spec.study import load_spec
 from study.tracking.mlflow_store import Experiment
 from study.tracking.mlflow_view import COLUMNS, KEY, TAG, charts, page, saved_view
@@ -26,7 +26,7 @@ def study(uri):
     one = mlflow_study(uri)
     one.connect()
     planned = (plan := make_plan(load_spec(SMALL))).cells[0]
-    one.log_row(row(planned.cell.key, parameters=cell_parameters(plan, planned)))
+    one.log_row(row(planned.cell.key, **cell_fields(plan, planned)))
     return one
 
 

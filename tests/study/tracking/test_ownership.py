@@ -7,7 +7,7 @@ import pytest
 from interplay.verbs.answer import study_runs
 from study.plan.plan import make_plan
 from study.plan.rows import run_table
-from study.run.recorder import cell_parameters
+from study.run.recorder import cell_fields
 from study.spec.study import load_spec
 from study.tracking.ledger import study_rows
 from study.tracking.study_paths import OtherStudyError, StudyPaths, check_owner, study_paths
@@ -24,7 +24,7 @@ def trained(plan, cells=None, **changes):
     changes |= {"study": "small", "protocol": plan.protocol}
     return {
         one.cell.key: row(
-            one.cell.key, name=one.title, parameters=cell_parameters(plan, one), **changes
+            one.cell.key, name=one.title, **cell_fields(plan, one), **changes
         )
         for one in (plan.cells if cells is None else cells)
     }  # fmt: skip

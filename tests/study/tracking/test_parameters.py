@@ -9,7 +9,7 @@ import pytest
 
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.run.recorder import cell_parameters
+from study.run.recorder import cell_fields
 from study.spec.study import load_spec
 from study.tracking.mlflow_mirror import (
     PARAMETER_CHARACTERS,
@@ -170,8 +170,8 @@ def recorded(tmp_path, uri):
     spec = load_spec(SMALL, ["tracking.experiment=study"])
     plan, paths = make_plan(spec), study_paths(spec, tmp_path)
     for index, one in enumerate(plan.cells[:2]):
-        parameters = cell_parameters(plan, one)
-        paths.ledger.put(row(one.cell.key, study="small", parameters=parameters, ended=10.0 + index))
+        fields = cell_fields(plan, one)
+        paths.ledger.put(row(one.cell.key, study="small", ended=10.0 + index, **fields))
     return tmp_path
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from study.plan.plan import Plan
-from study.search.source import GridSearch, Keys, Rows, Search, SearchState, Source
+from study.search.source import GridSearch, Keys, Rows, Search, SearchState, Source, Trials
 from study.spec.search import CrossingSection, OptunaSection
 from study.spec.study import StudySpec
 
@@ -37,17 +37,16 @@ def make_search(
         from study.search.optuna_search import OptunaSearch, OptunaStudies
 
         return OptunaSearch(plan, rows, begun, OptunaStudies(plan, rows, begun, database, spec.search))
-    if isinstance(spec.search, CrossingSection):
-        from study.search.crossing_search import CrossingSearch
-
-        search: Search = CrossingSearch(plan, spec, rows, begun, workers or plan.slots)
-    else:
-        search = GridSearch(plan, rows)
+    trials = Trials()
     if database is not None:
         from study.search.optuna_search import OptunaStudies
 
-        search.trials = OptunaStudies(plan, rows, begun, database)
-    return search
+        trials = OptunaStudies(plan, rows, begun, database)
+    if isinstance(spec.search, CrossingSection):
+        from study.search.crossing_search import CrossingSearch
+
+        return CrossingSearch(plan, spec, rows, begun, workers or plan.slots, trials)
+    return GridSearch(plan, rows, trials)
 
 
 def end_words(spec: StudySpec, plan: Plan, rows: Rows) -> str:

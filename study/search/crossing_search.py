@@ -18,7 +18,7 @@ from core.numbers import prefixed
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from study.plan.rows import Row, run_table
-from study.search.source import Keys, Rows, Search, SearchEnd, SearchState
+from study.search.source import Keys, Rows, Search, SearchEnd, SearchState, Trials
 from study.spec.search import CrossingSection
 from study.spec.study import StudySpec
 
@@ -38,11 +38,14 @@ class CrossingSearch(Search):
     is thus not repeated for each cell, and it still follows from the rows alone.
     """
 
-    def __init__(self, plan: Plan, spec: StudySpec, rows: Rows, begun: Keys = (), workers: int = 1) -> None:
+    def __init__(
+        self, plan: Plan, spec: StudySpec, rows: Rows, begun: Keys, workers: int, trials: Trials
+    ) -> None:
         """Resume from the rows of ended cells; `begun` are the keys of those without one, which come first.
 
         Rows of cells that the plan does not list, which were chosen under other limits, count as all others do.
         """
+        super().__init__(trials)
         assert isinstance(spec.search, CrossingSection)
         self.total, self._workers, self._name = plan.cell_count, workers, plan.name
         self._section, self._objective = spec.search, objective_of(spec)

@@ -330,8 +330,9 @@ class OptunaSearch(Search):
 
     def __init__(self, plan: Plan, rows: Rows, begun: Keys, trials: OptunaStudies) -> None:
         """Resume from the rows of ended cells; `begun` are the cells that were cut off, whose candidates come first."""
+        super().__init__(trials)
         assert trials.section
-        self.trials, self._limit = trials, trials.section.candidates
+        self._limit = trials.section.candidates
         self._order = {planned.cell.key: place for place, planned in enumerate(seed_by_seed(plan))}
         seeds = len({planned.cell.seed for planned in plan.cells})
         self.total = seeds * sum(min(self._limit, trials.counts(budget)[1]) for budget in trials.budgets)

@@ -90,7 +90,10 @@ class Search(Source):
     """Cells of the whole search at most, those already known included."""
     ending: SearchEnd | None = None
     """The limit that ended the search; None for a search without limits."""
-    trials: Trials = Trials()
+
+    def __init__(self, trials: Trials) -> None:
+        """Record the cells in `trials`."""
+        self.trials = trials
 
     def take(self) -> PlannedCell | None:
         """Return the next cell to run; None if no cell can start now."""
@@ -126,8 +129,9 @@ class Search(Source):
 class GridSearch(Search):
     """The cells of a plan that have no row."""
 
-    def __init__(self, plan: Plan, rows: Rows) -> None:
+    def __init__(self, plan: Plan, rows: Rows, trials: Trials) -> None:
         """Begin with all of them."""
+        super().__init__(trials)
         self.total = len(plan.cells)
         self._waiting = [planned for planned in seed_by_seed(plan) if planned.cell.key not in rows]
 

@@ -1,6 +1,7 @@
 """Sensitivity runs: their cells, when they start, and that an interrupted study continues with the same ones."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,15 +9,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from analysis.design.simulated_study import Truth
 from analysis.fit.study import study_of
 from analysis.runs.table import RunTable
 from study.errors import SpecError
 from study.plan.plan import make_plan
+from study.run.console import Viewer
+from study.run.runner import _Run
 from study.search.sensitivity_runs import sensitivity_cells
 from study.search.source import ListedCells
 from study.spec.study import load_spec, parse_spec
+from study.tracking.study_paths import study_paths
 from study.tracking.tables import study_of_rows
 from tests.stubs import stub_row
 from tests.study.small import SMALL
@@ -79,6 +84,49 @@ def test_without_a_section_or_a_crossing_there_are_no_sensitivity_runs(plan, spe
     assert sensitivity_cells(load_spec(SMALL), plan, study_of(table)) == []
     shallow = table_of([p for p in plan.cells if p.cell.shape.depth == 1])
     assert sensitivity_cells(spec, plan, study_of(shallow)) == []
+
+
+def empty_study(spec, results, template):
+    """The folder of a study that has not been run, with a store of MLflow."""
+    shutil.copy(template, results / "mlflow.db")
+    paths = study_paths(spec, results)
+    paths.folder.mkdir()
+    return paths
+
+
+def test_sensitivity_runs_start_after_every_cell_of_the_search_has_ended(tmp_path, template):
+    spec = load_spec(SMALL, ["sensitivity.lr_factors=[0.5]"])
+    plan, console = make_plan(spec), Console(quiet=True)
+    paths = empty_study(spec, tmp_path, template)
+    run = _Run(spec, plan, paths, {}, None, console, lambda: None)
+    viewer = Viewer(plan, plan.slots, run.search.total, console, run.search)
+    assert (viewer.total, run.sensitivity) == (len(plan.cells), [])
+    trained, totals = [], []
+    for source in run._sources(viewer):
+        totals.append(viewer.total)
+        while planned := source.take():
+            run.rows[planned.cell.key] = stub_row(planned, loss_of(planned))
+            source.tell(run.rows[planned.cell.key])
+            trained.append(planned)
+    last = trained[len(plan.cells) :]
+    assert {p.cell.key for p in trained[: len(plan.cells)]} == {p.cell.key for p in plan.cells}
+    assert [p.cell.key for p in last] == [
+        p.cell.key for p in sensitivity_cells(spec, plan, study_of(table_of(plan.cells)))
+    ]
+    assert {p.purpose for p in last} == {"sensitivity"}
+    assert totals == [len(plan.cells), len(trained)]
+
+
+def test_of_sensitivity_runs_only_the_missing_ones_are_left_when_the_search_has_ended(tmp_path, template):
+    spec = load_spec(SMALL, ["sensitivity.lr_factors=[0.5]"])
+    plan, console = make_plan(spec), Console(quiet=True)
+    paths = empty_study(spec, tmp_path, template)
+    cells = sensitivity_cells(spec, plan, study_of(table_of(plan.cells)))
+    recorded = {p.cell.key: stub_row(p, loss_of(p)) for p in (*plan.cells, *cells[:2])}
+    recorded = {key: row.model_copy(update={"protocol": plan.protocol}) for key, row in recorded.items()}
+    run = _Run(spec, plan, paths, recorded, None, console, lambda: None)
+    (source,) = run._sources(Viewer(plan, plan.slots, run.search.total, console, run.search))
+    assert [p.cell.key for p in iter(source.take, None)] == [p.cell.key for p in cells[2:]]
 
 
 @pytest.mark.parametrize("cut", [1, 7])

@@ -24,6 +24,7 @@ from study.plan.table import plan_table
 from study.spec.devices import DEVICES, usable_memory
 from study.spec.resources import ResourcesSection
 from study.spec.study import load_spec
+from tests.study.small import SMALL
 from trainables.cell import Cell, Recipe, Shape
 from trainables.layout import Layout, default_zero
 from trainables.model import counts
@@ -176,7 +177,9 @@ def test_auto_takes_no_more_devices_together_than_a_cluster_has_in_one_machine()
 
     def degrees(largest: int, shape: Shape = narrow, **asked: Any) -> tuple[int, int]:
         cluster = ClusterCapacity(devices=64, memory=0, together=largest)
-        layout = replace(layout_planner(**asked), cluster=cluster).choose(shape).layout
+        planner = replace(layout_planner(**asked), cluster=cluster)
+        must_fit(planner, shape)
+        layout = planner.choose(shape).layout
         return layout.tensor_parallel, layout.data_parallel
 
     assert degrees(1)[0] == 1
@@ -577,6 +580,20 @@ def test_a_study_is_read_where_it_could_not_be_trained(tmp_path: Path) -> None:
     whole = load_spec(str(tmp_path / "wide.yaml"))
     keys = [planned.cell.key for planned in make_plan(whole).cells]
     assert [planned.cell.key for planned in make_plan(spec).cells] == keys
+
+
+def test_shapes_that_a_search_would_add_and_that_fit_no_layout_are_left_out_of_what_is_trained() -> None:
+    search = "search={sampler: crossing, max_cells: 20}"
+    frontier = "frontier={depths: [2, 8], head_dim: 4, budgets: [6144, 24576], tolerance: 0.12}"
+    plan = make_plan(load_spec(SMALL, [search, frontier, "resources.tensor_parallel=2", "resources.slots=2"]))
+    trainable = plan.trainable()
+    odd = {planned.cell.shape for planned in plan.more if planned.cell.shape.heads % 2}
+    assert {(shape.depth, shape.heads) for shape in odd} == {(2, 5), (2, 7)}
+    assert trainable.cells == plan.cells
+    assert trainable.more == tuple(planned for planned in plan.more if planned.cell.shape not in odd)
+    assert (len(plan.left_out), len(trainable.left_out)) == (0, 2)
+    for shape in odd:
+        assert any(f"L{shape.depth} d{shape.width}" in note for note in trainable.notes)
 
 
 @pytest.mark.parametrize(("number", "expected"), [(1, [1]), (12, [1, 2, 3, 4, 6, 12]), (49, [1, 7, 49])])

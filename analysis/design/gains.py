@@ -187,7 +187,7 @@ class Cells:
         self.taken[shape, seed] = True
 
 
-class Search:
+class GainSearch:
     """A study at its fit, its options, and the objective.
 
     Attributes:

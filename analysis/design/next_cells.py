@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.curves import Curves, build_curves
-from analysis.design.gains import Cell, Option, Search, Step
+from analysis.design.gains import Cell, GainSearch, Option, Step
 from analysis.design.objective import Objective
 from analysis.runs.learning_rates import choose_rates
 from analysis.threads import single_threaded
@@ -95,7 +95,7 @@ def propose(
     if not able:
         return []
     done = [cell for cell in _cells(used) if cell[0] in curves.depths]
-    search = Search(curves, able, done, waiting, rows["params"].to_numpy(dtype=float), objective)
+    search = GainSearch(curves, able, done, waiting, rows["params"].to_numpy(dtype=float), objective)
     chosen: list[Choice] = []
     while len(chosen) < count and (step := search.best()) is not None:
         # One at a time even if several belong together, so that asking for n equals asking n times for one.

@@ -11,7 +11,14 @@ from typing import Any
 from core.numbers import digits, scientific, short
 from study.errors import SpecError
 from study.plan.cost import Cost
-from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner, divisors, gigabytes
+from study.plan.layouts import (
+    PROCESS_BYTES,
+    ClusterCapacity,
+    LayoutChoice,
+    LayoutPlanner,
+    divisors,
+    gigabytes,
+)
 from study.plan.prices import GpuPrice, gpu_price
 from study.plan.saves import save_seconds
 from study.plan.speed import Speed, known_speed
@@ -164,10 +171,14 @@ class ShapeCost:
         return self._layouts.cost(self.shape, Layout())
 
     @cached_property
-    def chosen(self) -> Choice:
+    def chosen(self) -> LayoutChoice:
         """The layout with its cost."""
         layouts = self._layouts
-        return Choice(layouts.cost(self.shape, self.given), ()) if self.given else layouts.choose(self.shape)
+        return (
+            LayoutChoice(layouts.cost(self.shape, self.given), ())
+            if self.given
+            else layouts.choose(self.shape)
+        )
 
     def check(self) -> None:
         """Raise a `SpecError` if the shape cannot be trained in any layout that `resources` allows."""
@@ -338,7 +349,7 @@ def with_trials_per_gpu(spec: StudySpec) -> StudySpec:
 
 
 def _idle(cost: Cost) -> int:
-    """How many trials a GPU that is busy with the work of a step only is busy with."""
+    """Number of trials that keep a GPU busy if each computes only for a part of its step."""
     fixed = cost.device.seconds_per_step + cost.shape.depth * cost.device.seconds_per_step_layer
     return int(cost.piece_seconds / (cost.piece_seconds - fixed))
 

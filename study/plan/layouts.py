@@ -48,7 +48,7 @@ class ClusterCapacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LayoutChoice:
     """The layout of a cell with its cost, and the reasons for it."""
 
     cost: Cost
@@ -99,7 +99,7 @@ class LayoutPlanner:
         """Return the cost of a shape in a layout."""
         return Cost(shape, self.vocabulary, self.recipe, layout, self.device, self.resources.utilisation)
 
-    def choose(self, shape: Shape) -> Choice:
+    def choose(self, shape: Shape) -> LayoutChoice:
         """Return the layout with the fewest ranks whose memory fits the device.
 
         Among layouts with the same number of ranks, data parallelism comes before tensor parallelism, which exchanges
@@ -115,10 +115,10 @@ class LayoutPlanner:
             wanted = asked == "always" or (asked == "auto" and is_worth_it)
             if wanted and self._compiled_parts(choice.layout):
                 choice = self.cost(shape, choice.layout.model_copy(update={"compiled": True}))
-            return Choice(choice, tuple(self._flags(choice)))
-        return Choice(self.cost(shape, self._layout(1, 1)), (), fits=False)
+            return LayoutChoice(choice, tuple(self._flags(choice)))
+        return LayoutChoice(self.cost(shape, self._layout(1, 1)), (), fits=False)
 
-    def check(self, shape: Shape, choice: Choice) -> None:
+    def check(self, shape: Shape, choice: LayoutChoice) -> None:
         """Check that a shape can be trained in the layout that `choose` returned for it.
 
         Raises:

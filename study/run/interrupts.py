@@ -19,7 +19,7 @@ class StopSignals:
     came: bool = False
     """Whether any has come."""
     again: bool = False
-    """Whether Ctrl-C has come after that. A scheduler may repeat its SIGTERM, which is no impatience."""
+    """Whether Ctrl-C has come after that. A second SIGTERM does not count: schedulers repeat it."""
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if any has come."""

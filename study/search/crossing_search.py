@@ -59,7 +59,7 @@ class CrossingSearch(Search):
         """In the order in which they began."""
         self._ended: list[Option] = []
         self._rows: list[Row] = []
-        """Of the ended cells, in the order in which they ended."""
+        """Rows of the ended cells, in the order of their ends."""
         self._spent: list[float] = []
         """Training FLOPs of the ended cells, up to the last step of a diverged one."""
         self._estimates: dict[int, Estimate] = {}

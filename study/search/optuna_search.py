@@ -203,7 +203,7 @@ class OptunaStudies(Trials):
         candidate.trial = study.ask(self._space(candidate.budget))
 
     def _restore(self, budget: float, begun: Sequence[_Candidate]) -> None:
-        """Give the candidates of a budget that have begun their trials: those of the database if they agree."""
+        """Give a trial to each candidate of a budget that has begun: that of the database if its parameters agree."""
         ended = []
         for item in filter(self._has_ended, begun):
             value, state, attributes = self._result(item)

@@ -129,7 +129,7 @@ class ResourcesSection(Section):
 
     @property
     def sharing(self) -> int:
-        """Trials that share a GPU; 1 for an `auto` that no plan has replaced."""
+        """Trials that share a GPU. `auto` counts as 1 until a plan has chosen the number."""
         return 1 if self.trials_per_gpu == "auto" else self.trials_per_gpu
 
     @model_validator(mode="after")

@@ -79,14 +79,15 @@ class Plan:
             SpecError: a listed cell fits no layout that `resources` allows, the limits of the search allow no cell, or
                 DeepSpeed or a diagnostic rejects an option.
         """
-        listed = dict.fromkeys(planned.cell.shape for planned in self.cells)
-        for planned in self.cells:
-            planned.costs.check()
+        # Memory does not depend on steps, so that each shape is checked once.
+        listed = {planned.cell.shape: planned.costs for planned in self.cells}
+        for costs in listed.values():
+            costs.check()
+        added = {planned.cell.shape: planned.costs for planned in self.more}
         refused: dict[Shape, str] = {}
-        for shape, costs in {planned.cell.shape: planned.costs for planned in self.more}.items():
+        for shape in [shape for shape in added if shape not in listed]:
             try:
-                if shape not in listed:
-                    costs.check()
+                added[shape].check()
             except SpecError as error:
                 refused[shape] = _refused(shape, error)
         more = tuple(planned for planned in self.more if planned.cell.shape not in refused)

@@ -1,7 +1,7 @@
 """Errors a user can cause. Each message is one paragraph: what is wrong, where, and the fix."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 #: Most characters of a message; values are shortened where they are quoted, this bounds their sum.
 LONGEST_MESSAGE = 1900
@@ -44,6 +44,12 @@ def near_misses(word: str, words: Iterable[str], most: int = 1, cutoff: float = 
     """Return the at most `most` words that are similar to `word` by `cutoff` (0 to 1), ignoring case; nearest first."""
     by_lower = {other.lower(): other for other in words}
     return [by_lower[near] for near in difflib.get_close_matches(word.lower(), by_lower, most, cutoff)]
+
+
+def refuse_no_mapping(shown: str, given: object, example: str) -> None:
+    """Raise an InputError if an argument that is a dict, such as `columns=`, is something else."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"{shown} is {shortened(repr(given))}; give a dict, such as {example}.")
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:

@@ -8,7 +8,7 @@
 Nothing is printed. A source of runs is the name of a preset, the path of a YAML file or a spec, for the rows of a study
 in `results`; the path of a run table; the name `mlflow:EXPERIMENT`; or a DataFrame of any library or a list of dicts,
 with one row per run. A result has `to_json()`, the document that the command prints with `--json`, and shows itself in
-a terminal (`rich.print`) and in a notebook.
+a terminal (`rich.print`) and in a notebook; `read` returns a `RunTable`, and `load_spec` a `StudySpec`.
 
 Wrong input raises a ValueError, with one paragraph on what is wrong and the fix:
 

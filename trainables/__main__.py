@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         cell = read_cell(options.cell)
         if options.weights:
-            refuse_filled(options.weights, "--weights")
+            refuse_filled(options.weights, f"--weights {options.weights}")
             if not family(cell.recipe.network).is_huggingface(cell.recipe):
                 raise InputError(
                     "--weights writes a HuggingFace model, and HuggingFace has no class for this cell's `network` or "

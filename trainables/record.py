@@ -118,10 +118,13 @@ def _sum(path: Path) -> FileSum:
 
 
 def refuse_filled(folder: Path, option: str) -> None:
-    """Raise an InputError if a folder to write to is a file or is not empty; links are followed."""
+    """Raise an InputError if a folder to write to is a file or is not empty; links are followed.
+
+    `option` is the option with the folder, as the reader gave it.
+    """
     real = folder.resolve()
     if real.exists() and not (real.is_dir() and not any(real.iterdir())):
         what = "holds files already" if real.is_dir() else "is a file"
         raise InputError(
-            f"{option} {folder} {what}, and a model needs its own folder; name an empty or new one, or remove it first."
+            f"{option} {what}, and a model needs its own folder; name an empty or new one, or remove it first."
         )

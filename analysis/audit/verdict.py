@@ -8,6 +8,7 @@ best depth L*.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 from analysis.audit.evidence import Evidence
@@ -203,10 +204,10 @@ def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConf
     """A model known by its shape only.
 
     Raises:
-        InputError: a number that is not positive.
+        InputError: a number that is not whole and positive.
     """
     for name, value in (("depth", depth), ("width", width), ("vocabulary", vocabulary)):
-        if value is not None and value <= 0:
+        if value is not None and not (isinstance(value, Integral) and value > 0):
             raise InputError(f"{option(name)} is {value}; it must be a positive whole number.")
     return ModelConfig(name=f"{depth} × {width}", depth=depth, width=width, vocabulary=vocabulary)
 

@@ -1,4 +1,4 @@
-"""The page of a series of studies that differ in one key: crossings, best depths and measures by its value."""
+"""The page of studies that are compared: crossings, best depths and measures of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

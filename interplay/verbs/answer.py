@@ -17,7 +17,8 @@ from analysis.fit.study import Study, study_of
 from analysis.runs.table import RunTable
 from analysis.units import UnitOption
 from core.command_line import command, option
-from core.numbers import counted, listed
+from core.errors import InputError, shortened
+from core.numbers import counted, listed, parse_number
 from study.errors import SpecError
 from study.plan.cells import PlannedCell, describe_network
 from study.plan.plan import Plan, make_plan, wall_seconds
@@ -180,8 +181,19 @@ def _training(plan: Plan) -> str:
     return f"{each} ({span} steps of {recipe.batch} × {recipe.context}), precision {recipe.precision}"
 
 
-def fit_source(source: Runs, *, level: float, tokens: float | None, unit: UnitOption) -> Fit:
-    """Fit a run table; of a study, with the check of its learning rate and the cost of what is missing."""
+def fit_source(source: Runs, *, level: float, tokens: float | str | None, unit: UnitOption) -> Fit:
+    """Fit a run table; of a study, with the check of its learning rate and the cost of what is missing.
+
+    Raises:
+        InputError: no row can be used, or the level, the tokens or the unit are wrong.
+    """
+    if tokens is not None:
+        try:
+            tokens = parse_number(str(tokens))
+        except ValueError:
+            raise InputError(
+                f"{option('tokens')} is {shortened(repr(tokens))}; give a number of tokens, as 5e10 or 50B."
+            ) from None
     if isinstance(source, StudyRuns):
         return study_fit(source.plan, source.table, source.results, unit=unit, level=level, tokens=tokens)
     return fit(source.table, level=level, tokens=tokens, unit=unit)

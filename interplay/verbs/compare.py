@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ class ComparedStudies(VerbResult):
 
 @dataclass(frozen=True)
 class _Read:
-    """A source as it was read: `place` is its path, if any, and `folder` has its report, if any."""
+    """A source as it was read: `place` is its path, empty without one, and `folder` has its report, if any."""
 
     name: str
     place: str
@@ -114,6 +115,10 @@ def compare(
     if folder is not None:
         refuse_file(folder, "out")
         refuse_results(folder, "out")
+    for source, other in combinations(sources, 2):
+        if source is other and not isinstance(source, str | Path):
+            name = source.title if isinstance(source, Answer) else name_of_source(source)
+            raise SpecError(f"{name} is given twice; a comparison needs different studies.")
     sources_read = [_read(source, Path(results)) for source in sources]
     names = _distinct_names(sources_read)
     specs = [item.spec for item in sources_read if item.spec is not None]
@@ -138,7 +143,7 @@ def _read(source: Source | Answer, results: Path) -> _Read:
     if isinstance(source, Answer):
         return _Read(
             source.title,
-            source.title,
+            "",
             ComparedStudy(source.title, source.table, source.fit, None),
             None,
             None,
@@ -156,7 +161,7 @@ def _read(source: Source | Answer, results: Path) -> _Read:
         folder = None if spec is None else study_paths(spec, results.resolve()).folder
         return _Read(
             runs.title,
-            name_of_source(source),
+            name_of_source(source) if isinstance(source, str | Path | StudySpec) else "",
             ComparedStudy(runs.title, runs.table, fitted, None),
             spec,
             folder,
@@ -186,9 +191,12 @@ def _fit_file(source: Source, results: Path) -> Path | None:
 
 
 def _distinct_names(sources: Sequence[_Read]) -> list[str]:
-    """The names of the sources; those that are equal by their paths."""
+    """The names of the sources; those that are equal by their paths, or by their place without one."""
     names = [item.name for item in sources]
-    shown = [item.name if names.count(item.name) == 1 else item.place for item in sources]
+    shown = [
+        item.name if names.count(item.name) == 1 else item.place or f"{item.name.removeprefix('a ')} {place}"
+        for place, item in enumerate(sources, 1)
+    ]
     if twice := next((name for name in shown if shown.count(name) > 1), None):
         raise SpecError(f"{twice} is given twice; a comparison needs different studies.")
     return shown

@@ -130,7 +130,7 @@ def export(
     """
     folder, results = None if out is None else Path(out), Path(results)
     if folder is not None:
-        refuse_filled(folder, option("out"))
+        refuse_filled(folder, option("out", folder))
     kept = find(study, cell, results.resolve(), folder)
     if folder is None:
         name = f"{kept.study.name}-{kept.name}"
@@ -166,7 +166,7 @@ def find(study: str, cell: str | None, results: Path, out: Path | None = None) -
 
     if cell is None and kept:
         raise SpecError(f"Name a cell of the {where}: {BEST}, {_list(kept)}. For example: `{again(BEST)}`.")
-    if cell == BEST and (best := _best(paths, kept)):
+    if cell == BEST and kept and (best := _best(paths, kept)):
         matches = [best]
     else:
         matches = [item for item in kept if cell in (item.folder.name, item.name)]
@@ -178,11 +178,12 @@ def find(study: str, cell: str | None, results: Path, out: Path | None = None) -
         names = [item.name for item in kept]
         near = cell and ([name for name in names if name.startswith(cell)] or near_misses(cell, names))
         meant = f"; did you mean `{again(near[0])}`?" if near else "."
-        asked = f"a cell {cell!r}" if cell else "any cell"
+        asked = f"a cell {cell!r}" if kept and cell else "any cell"
+        listed = f"It has weights of {_list(kept)}. " if kept else ""
         raise SpecError(
             (cell and _why_not_kept(cell, paths))
-            or f"the {where} has no weights of {asked}{meant} It has weights of {_list(kept) or 'no cell'}; "
-            f"cells in training have none. `{command('status', study, '--json', results=results)}` lists all cells."
+            or f"the {where} has no weights of {asked}{meant} {listed}Cells in training have none. "
+            f"`{command('status', study, '--json', results=results)}` lists all cells."
         )
     (match,) = matches
     if problem := _problem(match):

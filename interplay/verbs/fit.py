@@ -21,7 +21,7 @@ def fit(
     count: Count = "nonembedding",
     uri: str | None = None,
     level: float = 0.95,
-    tokens: float | None = None,
+    tokens: float | str | None = None,
     unit: UnitOption = "nats",
     where: Mapping[str, object] | None = None,
     columns: Mapping[str, str] | None = None,
@@ -39,7 +39,8 @@ def fit(
         count: as of `read`.
         uri: as of `read`.
         level: that of all intervals, between 0 and 1.
-        tokens: training tokens at which shapes are compared, by default the most that all shapes have.
+        tokens: training tokens at which shapes are compared, as a number or as text such as "50B"; by default the most
+            that all shapes have.
         unit: of the losses in the answer: `nats` per token, or `bpb`, bits per byte of the text; it changes no crossing
             and no shape.
         where: as of `read`.

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import study.spec.study
+from core.errors import shortened
+from study.errors import SpecError
 from study.spec.study import StudySpec, parse_spec
 from study.spec.yaml_file import override
 
@@ -17,6 +19,11 @@ def load_spec(spec: str | Path | StudySpec, *changes: str, results: str | Path =
     Raises:
         SpecError: there is no such preset or file, or a key or value is wrong.
     """
+    for change in changes:
+        if not isinstance(change, str):
+            raise SpecError(
+                f"{shortened(repr(change))} changes no key of a spec; write each change as text: 'training.seeds=5'."
+            )
     if isinstance(spec, StudySpec):
         raw = spec.model_dump(mode="json", exclude_unset=True)
         return parse_spec(override(raw, changes), spec.name) if changes else spec

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from analysis.design.power import LEVEL, Change, PairPower, PowerEstimate, compa
 from analysis.design.simulated_study import Shape
 from analysis.fit.recommendation import NamedFit, named_fit
 from core.command_line import option
-from core.errors import did_you_mean
+from core.errors import InputError, did_you_mean, refuse_no_mapping
 from core.files import to_json
 from core.numbers import digits, short
 from interplay.result import VerbResult
@@ -94,7 +95,7 @@ def power(
         results: root of the results.
 
     Raises:
-        SpecError: as of `load_spec`; the spec is a series, and as of `plan_power`.
+        SpecError: as of `load_spec` and of `plan_power`.
         InputError: as of `plan_power`.
     """
     plan = make_plan(load_spec(spec, *changes, results=results))
@@ -114,8 +115,11 @@ def plan_power(
 
     Raises:
         SpecError: the plan has one depth or is one at equal FLOPs, or an assumption is wrong.
-        InputError: the fit file cannot be read, the law is implausible, or the assumed losses are not positive.
+        InputError: the fit file cannot be read, the law is implausible, the assumed losses are not positive, `assume`
+            is no dict, or `studies` is no positive whole number.
     """
+    if not isinstance(studies, Integral) or studies < 1:
+        raise InputError(f"{option('studies')} is {studies!r}; give a number of simulated studies, as 72.")
     if plan.planner.spec.frontier.flops is not None:
         raise SpecError(
             f"`interplay power` simulates crossings at equal N, and {plan.name!r} compares depths at equal FLOPs; give "
@@ -158,6 +162,7 @@ def parse_assumptions(given: Mapping[str, float | str]) -> dict[str, float]:
     Raises:
         SpecError: an unknown name, no number in its range, or a without b.
     """
+    refuse_no_mapping(option("assume"), given, option("assume", "noise=0.005"))
     assumed: dict[str, float] = {}
     for name, value in given.items():
         asked = option("assume", f"{name}={value}")

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.runs.files import is_table
 from analysis.runs.table import Count, RunTable, read_runs
 from core.command_line import option
-from core.errors import InputError
+from core.errors import InputError, refuse_no_mapping
 from interplay.verbs.answer import Runs, existing, named_store, study_runs
 from interplay.verbs.load_spec import load_spec, name_of
 from study.errors import SpecError
@@ -44,7 +44,7 @@ def read(
     Raises:
         SpecError: as of `load_spec`; the study has no rows, there is no such MLflow store, or an
             argument does not go with the source.
-        InputError: the table cannot be read, lacks a column or has no rows.
+        InputError: the table cannot be read, lacks a column or has no rows, or `columns` or `where` is no dict.
     """
     return runs_of(
         source, *changes, results=results, count=count, uri=uri, where=where, columns=columns
@@ -70,12 +70,13 @@ def runs_of(
         return study_runs(spec, Path(results), verb, [name, *changes])
     if changes:
         raise SpecError(f"{changes[0]} changes a spec, but {name} is a run table; leave it out.")
-    chosen = {heading: str(value) for heading, value in (where or {}).items()}
+    chosen = {str(heading): str(value) for heading, value in (where or {}).items()}
+    named = {ours: str(theirs) for ours, theirs in (columns or {}).items()}
     if not isinstance(source, str | Path):
-        table = RunTable.from_frame(_frame(source), columns or {}, count=count, where=chosen)
+        table = RunTable.from_frame(_frame(source), named, count=count, where=chosen)
         return Runs("a table", table, {})
     store = existing(named_store(uri, Path(results))) if name.startswith("mlflow:") else None
-    table = read_runs(name, columns or {}, tracking_uri=store, count=count, where=chosen)
+    table = read_runs(name, named, tracking_uri=store, count=count, where=chosen)
     return Runs(Path(name).name, table, {})
 
 
@@ -93,6 +94,11 @@ def spec_of(
     Raises:
         SpecError: as of `load_spec`, or an argument does not go with the source.
     """
+    for argument, value, example in (
+        ("column", columns, "loss=final_loss"),
+        ("where", where, "dataset=c4"),
+    ):
+        refuse_no_mapping(option(argument), {} if value is None else value, option(argument, example))
     name = name_of_source(source)
     if name.startswith("mlflow:"):
         return None
@@ -132,7 +138,8 @@ def _frame(source: Any) -> pd.DataFrame:
     rows = list(source) if isinstance(source, list | tuple) else []
     if rows and all(isinstance(row, Mapping) for row in rows):
         return pd.json_normalize([dict(row) for row in rows])
+    what = "An empty list" if source == [] else f"An object of type {type(source).__name__}"
     raise InputError(
-        f"A {type(source).__name__} is no source of runs: give the name of a study, the path of a spec or a run table, "
+        f"{what} is no source of runs: give the name of a study, the path of a spec or a run table, "
         "mlflow:EXPERIMENT, a DataFrame, or a list with one dict per run."
     )

@@ -122,9 +122,17 @@ def named(fit: "Answer | str | Path | None", results: str | Path) -> Path | Name
 
     Raises:
         SpecError: a run table, a folder without a fit, or a study that has none yet.
+        InputError: neither an answer nor a path.
     """
     if fit is None:
         return None
     if isinstance(fit, str | Path):
         return fit_file(Path(fit), Path(results))
+    from interplay.answer import Answer
+
+    if not isinstance(fit, Answer):
+        raise InputError(
+            f"An object of type {type(fit).__name__} is no fit: give an answer of `interplay.fit`, the path of a "
+            "fit.json or of its folder, or the name of a study."
+        )
     return NamedFit(fit.title, fit.fit)

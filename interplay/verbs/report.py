@@ -44,7 +44,7 @@ def report(
     count: Count = "nonembedding",
     uri: str | None = None,
     level: float = 0.95,
-    tokens: float | None = None,
+    tokens: float | str | None = None,
     unit: UnitOption = "nats",
     where: Mapping[str, object] | None = None,
     columns: Mapping[str, str] | None = None,

@@ -166,9 +166,22 @@ def test_an_answer_in_bits_per_byte_has_other_losses_and_the_same_shapes(answer,
         interplay.fit(frame, columns={"loss": "my_loss"}, unit="bpb")
 
 
+def test_tokens_may_be_text_and_headings_numbers(frame, answer):
+    plain = frame.assign(tokens=5e9)
+    numbered = plain.set_axis(range(len(plain.columns)), axis=1)
+    columns = {
+        ours: plain.columns.get_loc(theirs)
+        for ours, theirs in {"depth": "depth", "width": "width", "seed": "seed", "loss": "my_loss"}.items()
+    } | {"tokens": plain.columns.get_loc("tokens")}
+    by_numbers = interplay.fit(numbered, columns=columns, tokens="5B")
+    pd.testing.assert_frame_equal(by_numbers.crossings, answer.crossings)
+    assert by_numbers.to_json() == interplay.fit(numbered, columns=columns, tokens=5e9).to_json()
+
+
 @pytest.mark.parametrize("source", [[], [1, 2], None, {"depth": 1}, [{"depth": 1}, 3]])
 def test_what_is_no_source_is_one_error_that_says_what_is(source):
-    with pytest.raises(InputError, match="is no source of runs: give the name of a study"):
+    what = "An empty list" if source == [] else f"An object of type {type(source).__name__}"
+    with pytest.raises(InputError, match=f"^{what} is no source of runs: give the name of a study"):
         interplay.fit(source)
 
 
@@ -395,6 +408,24 @@ def test_a_result_is_a_document_a_view_and_a_part_of_a_notebook(call, capfd, mon
         (lambda: interplay.audit(), InputError, "no model"),
         (lambda: interplay.audit("config.json", depth=1, width=2), InputError, "one model"),
         (lambda: interplay.audit(depth=1, width=2, law="levine2020", fit="f.json"), InputError, "not both"),
+        # Values of a wrong type.
+        (lambda: interplay.fit(rows(), level="0.9"), InputError, "level is '0.9'"),
+        (lambda: interplay.fit(rows(), level=None), InputError, "level is None"),
+        (lambda: interplay.fit(rows(), tokens="many"), InputError, "tokens= is 'many'"),
+        (lambda: interplay.fit(rows(), columns="loss=x"), InputError, "columns= is 'loss=x'; give a dict"),
+        (lambda: interplay.fit(rows(), columns=["loss"]), InputError, "give a dict, such as columns={'loss'"),
+        (
+            lambda: interplay.read("runs.csv", where="seed=0"),
+            InputError,
+            "give a dict, such as where={'dataset'",
+        ),
+        (lambda: interplay.power(SMALL, assume=["noise=1"]), InputError, "such as assume={'noise': 0.005}"),
+        (lambda: interplay.power(SMALL, studies=0), InputError, "studies= is 0"),
+        (lambda: interplay.load_spec("quickstart", 5), SpecError, "5 changes no key"),
+        (lambda: interplay.plan(interplay.load_spec(SMALL), {"name": 1}), SpecError, "changes no key"),
+        (lambda: interplay.recommend(1e9, fit=rows()), InputError, "of type DataFrame is no fit"),
+        (lambda: interplay.audit(depth=3.5, width=64), InputError, "depth= is 3.5"),
+        (lambda: interplay.audit(depth="3", width=64), InputError, "depth= is 3"),
     ],
 )
 def test_wrong_input_raises_the_error_of_the_command(call, error, said):

@@ -131,6 +131,22 @@ def test_fits_tables_and_answers_are_compared_by_their_names(results, tmp_path):
         assert again["params"] == pytest.approx(row["params"], rel=1e-9)
 
 
+def test_tables_and_answers_of_one_name_are_told_apart_by_their_place(results):
+    first, second = (interplay.fit(name, results=results) for name in NAMES)
+    frames = [answer.table.frame for answer in (first, second)]
+    by_frames = interplay.compare(*frames)
+    assert [study["value"] for study in by_frames.to_json()["studies"]] == ["table 1", "table 2"]
+    answers = [interplay.fit(frame) for frame in frames]
+    by_answers = interplay.compare(*answers)
+    expected = interplay.compare(first, second).to_json()["crossings"]
+    for compared in (by_frames, by_answers):
+        for row, other in zip(compared.to_json()["crossings"], expected, strict=True):
+            assert row["params"] == pytest.approx(other["params"], rel=1e-9)
+    for twice in ((frames[0], frames[0]), (answers[0], answers[0])):
+        with pytest.raises(SpecError, match="given twice"):
+            interplay.compare(*twice)
+
+
 def test_what_cannot_be_compared_is_in_the_answer(results):
     answers = [
         interplay.fit(name, results=results, level=level)

@@ -215,7 +215,9 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(command, study, tmp_
     tokens = study.cell(0).recipe.steps * 4 * 16
     assert f"{study.cell(0).name} ({tokens:,} tokens, loss " in error
     assert "has no weights of a cell '0'" in refused("symbols", "0", "--out", "new")
-    assert "weights of no cell" in refused("quickstart", "abc", "--out", "new", "--results", "elsewhere")
+    for asked in ("abc", "best"):
+        error = refused("quickstart", asked, "--out", "new", "--results", "elsewhere")
+        assert "has no weights of any cell" in error
     assert "holds files already" in refused("symbols", study.cell(0).key, "--out", "results")
     # What can be exported is listed, and the nearest name is proposed as a whole command.
     listed = refused("symbols")

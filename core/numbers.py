@@ -1,8 +1,12 @@
-"""Numbers and intervals as text: `human` in sentences, `short` in tables and figures, `scientific` for FLOPs."""
+"""Numbers and intervals as text: `human` in sentences, `short` in tables and figures, `scientific` for FLOPs.
+
+`is_number` and `is_count` tell what a caller gave.
+"""
 
 import math
 import re
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 
 _Ends = Sequence[float | None]
 _UNITS = {"trillion": 1e12, "billion": 1e9, "million": 1e6, "thousand": 1e3}
@@ -97,6 +101,16 @@ def counted(count: int, noun: str) -> str:
 def layers(depth: int) -> str:
     """`1 layer`, `2 layers`."""
     return counted(depth, "layer")
+
+
+def is_number(value: object) -> bool:
+    """Whether a value that a caller gave is a real number, of Python or NumPy."""
+    return isinstance(value, Real)
+
+
+def is_count(value: object) -> bool:
+    """Whether a value that a caller gave is a whole number of Python or NumPy, and positive."""
+    return isinstance(value, Integral) and int(value) > 0
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -40,7 +40,8 @@ def show(result: VerbResult, *, as_json: bool) -> None:
         print(json.dumps(result.to_json(), indent=2, allow_nan=False))
         return
     view = result.__rich__()
-    is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    # A process may be started without a standard output.
+    is_file = not (sys.stdout and sys.stdout.isatty()) and "COLUMNS" not in os.environ
     console = Console(highlight=False, width=FILE_COLUMNS if is_file else None)
     console.print(view, soft_wrap=isinstance(view, Text), crop=False)
 

@@ -8,7 +8,6 @@ best depth L*.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 from analysis.audit.evidence import Evidence
@@ -19,7 +18,7 @@ from analysis.law.shape import NearOptimal, Recommendation, Transition
 from core.command_line import option
 from core.errors import InputError
 from core.files import to_json
-from core.numbers import ends, listed
+from core.numbers import ends, is_count, listed
 
 #: Of one law, and of all of them together.
 Verdict = Literal[
@@ -149,7 +148,8 @@ class Audit:
             laws = "the law" if len(self.findings) == 1 else "every law"
             return f"{name} has no verdict: its size is more than ten times outside the sizes of {laws}."
         is_common = self.verdict not in ("laws disagree", "not settled")
-        text = f"{name} {'is' if is_common else 'has no common verdict,'} {self.verdict_words}"
+        none = "has no common verdict," if len(deciding) > 1 else "has no verdict,"
+        text = f"{name} {'is' if is_common else none} {self.verdict_words}"
         if self.lost is not None:
             low, high = (f"{value:.4f}" for value in self.lost)
             nats = low if low == high else f"{low} to {high}"
@@ -207,7 +207,7 @@ def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConf
         InputError: a number that is not whole and positive.
     """
     for name, value in (("depth", depth), ("width", width), ("vocabulary", vocabulary)):
-        if value is not None and not (isinstance(value, Integral) and value > 0):
+        if value is not None and not is_count(value):
             raise InputError(f"{option(name)} is {value}; it must be a positive whole number.")
     return ModelConfig(name=f"{depth} × {width}", depth=depth, width=width, vocabulary=vocabulary)
 

@@ -7,7 +7,6 @@ the search and the simulations behind a power estimate all start here, so that t
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Real
 
 import pandas as pd
 
@@ -28,6 +27,7 @@ from analysis.runs.comparison import ComparedRuns, compare
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
 from core.errors import InputError, shortened
+from core.numbers import is_number
 
 NOT_COMPARABLE = Because(Reason.DIFFERENT_TOKENS)
 #: (depth, N, runs) of shapes whose runs all diverged.
@@ -157,8 +157,8 @@ def study_of(runs: RunTable, *, level: float = 0.95, tokens: float | None = None
     Raises:
         InputError: no usable rows, or a level out of range, or no rows at `tokens`.
     """
-    if not isinstance(level, Real) or not 0 < level < 1:
-        shown = f"{level:g}" if isinstance(level, Real) else shortened(repr(level))
+    if not is_number(level) or not 0 < level < 1:
+        shown = f"{level:g}" if is_number(level) else shortened(repr(level))
         raise InputError(f"The level is {shown}; it must lie between 0 and 1, as 0.95.")
     runs, again = split_sensitivity_runs(runs)
     comparison = compare(runs, tokens=tokens)

@@ -21,7 +21,9 @@ COMPARED = (
     "its learning rates."
 )
 NOTHING = "No study has two depths that can be compared, and none has a measure to show by"
-APART = "Studies have different data or tokens, so their losses are not compared."
+APART = (
+    "Losses are compared only of studies that are known to have the same data and tokens, and these are not."
+)
 BOUND = (
     "The fewest layers that reach a target are those of the models trained here, with this recipe, these tokens and "
     "widths: an upper bound on the depth that the task needs."

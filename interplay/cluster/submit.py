@@ -262,7 +262,7 @@ def _agreed(dollars: float | None, most: float | None, *, yes: bool) -> bool:
             return True
     if yes:
         return True
-    if not sys.stdin.isatty():
+    if not (sys.stdin and sys.stdin.isatty()):
         again = shlex.join(["interplay", *sys.argv[1:], "--yes"])
         raise SpecError(f"{price}, and without a terminal nobody can be asked. To submit it: {again}")
     return input(f"{price}. Submit it? [y/N] ").strip().lower() in ("y", "yes")

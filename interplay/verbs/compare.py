@@ -14,6 +14,7 @@ from rich.text import Text
 from analysis.fit.compared_studies import ComparedStudy, in_one_unit
 from analysis.fit.measures import Value
 from analysis.fit.recommendation import read_fit
+from analysis.runs.files import is_table
 from analysis.runs.table import read_runs
 from core.command_line import relative
 from core.errors import InputError, shortened
@@ -119,6 +120,9 @@ def compare(
         if source is other and not isinstance(source, str | Path):
             name = source.title if isinstance(source, Answer) else name_of_source(source)
             raise SpecError(f"{name} is given twice; a comparison needs different studies.")
+    files = [file.resolve() for source in sources if (file := _file(source, Path(results)))]
+    if twice := next((file for file in files if files.count(file) > 1), None):
+        raise SpecError(f"{relative(twice)} is given twice; a comparison needs different studies.")
     sources_read = [_read(source, Path(results)) for source in sources]
     names = _distinct_names(sources_read)
     specs = [item.spec for item in sources_read if item.spec is not None]
@@ -178,6 +182,13 @@ def _read(source: Source | Answer, results: Path) -> _Read:
     return _Read(
         name, str(source), ComparedStudy(name, runs_table, fitted, None), spec, folder if is_folder else None
     )
+
+
+def _file(source: Source | Answer, results: Path) -> Path | None:
+    """The file that a source is read from; None for a spec and for what is in memory."""
+    if isinstance(source, str | Path) and is_table(str(source)):
+        return Path(source)
+    return None if isinstance(source, Answer) else _fit_file(source, results)
 
 
 def _fit_file(source: Source, results: Path) -> Path | None:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from analysis.fit.recommendation import NamedFit, named_fit
 from core.command_line import option
 from core.errors import InputError, did_you_mean, refuse_no_mapping
 from core.files import to_json
-from core.numbers import digits, short
+from core.numbers import digits, is_count, short
 from interplay.result import VerbResult
 from interplay.terminal import text_table
 from interplay.verbs.load_spec import load_spec
@@ -118,7 +117,7 @@ def plan_power(
         InputError: the fit file cannot be read, the law is implausible, the assumed losses are not positive, `assume`
             is no dict, or `studies` is no positive whole number.
     """
-    if not isinstance(studies, Integral) or studies < 1:
+    if not is_count(studies):
         raise InputError(f"{option('studies')} is {studies!r}; give a number of simulated studies, as 72.")
     if plan.planner.spec.frontier.flops is not None:
         raise SpecError(

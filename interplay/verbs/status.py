@@ -64,11 +64,14 @@ class StudyStatus:
 
     @cached_property
     def answer(self) -> "tuple[list[str], RateCheck | None]":
-        """The answer of the last finished run, and whether the learning rate was checked; empty without a fit."""
+        """The answer of the last finished run, and whether the learning rate was checked; empty without a fit.
+
+        A spec without rows has none: the fit in its folder is then of other cells.
+        """
         from analysis.fit.words import in_short
 
         fit = self.paths.fit
-        if fit is None:
+        if fit is None or not self.rows:
             return [], None
         return in_short(fit), fit.learning_rate
 

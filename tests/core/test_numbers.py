@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from core.numbers import duration, ends, human, human_range, prefixed, short, span
+from core.numbers import duration, ends, human, human_range, is_count, is_number, prefixed, short, span
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,10 @@ def test_durations(seconds, text):
 @pytest.mark.parametrize(("value", "text"), [(12, "12"), (1600, "1.6k"), (2.5e9, "2.5G"), (5.31e21, "5.31Z")])
 def test_decimal_prefixes(value, text):
     assert prefixed(value) == text
+
+
+def test_numbers_of_python_and_numpy_are_told_from_text():
+    assert all(map(is_number, (0.5, 1, np.float32(0.5), np.float64(0.5), np.int64(1))))
+    assert not any(map(is_number, ("0.5", None, [0.5])))
+    assert all(map(is_count, (1, np.int64(3))))
+    assert not any(map(is_count, (0, -1, 1.0, 3.5, "3", None)))

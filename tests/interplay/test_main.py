@@ -95,6 +95,15 @@ def test_a_process_without_standard_output_ends():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_a_command_whose_standard_output_is_closed_has_no_traceback(form):
+    shell = f'exec "$0" -m interplay theory bounds --depth 2 --width 8 {form} >&-'
+    done = subprocess.run(
+        ["sh", "-c", shell, sys.executable], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_ctrl_c_outside_the_command_has_the_status_of_ctrl_c():
     assert ended("raise KeyboardInterrupt", 0).returncode == 130
 

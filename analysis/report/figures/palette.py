@@ -1,6 +1,6 @@
 """Colours of the figures, in a light and a dark edition.
 
-Figures are drawn in the light edition. In the report's page every colour of `VARIABLES` becomes a CSS
+Figures are drawn in the light edition. In the report's page every colour of `variables` becomes a CSS
 variable, so that one drawing serves both editions.
 """
 

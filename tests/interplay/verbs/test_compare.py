@@ -142,7 +142,15 @@ def test_tables_and_answers_of_one_name_are_told_apart_by_their_place(results):
     for compared in (by_frames, by_answers):
         for row, other in zip(compared.to_json()["crossings"], expected, strict=True):
             assert row["params"] == pytest.approx(other["params"], rel=1e-9)
-    for twice in ((frames[0], frames[0]), (answers[0], answers[0])):
+    file = results / "elsewhere" / "fit.json"
+    interplay.fit(NAMES[0], results=results, out=file)
+    frames[0].to_csv(file.with_name("runs.csv"))
+    for twice in (
+        (frames[0], frames[0]),
+        (answers[0], answers[0]),
+        (file, file.parent),
+        (file.with_name("runs.csv"), results / "elsewhere" / ".." / "elsewhere" / "runs.csv"),
+    ):
         with pytest.raises(SpecError, match="given twice"):
             interplay.compare(*twice)
 

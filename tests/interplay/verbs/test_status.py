@@ -67,6 +67,10 @@ def test_a_grids_status_lists_what_is_missing_and_has_the_answer_of_the_last_fit
     document, shown = status_json(state), text(state)
     assert document["answer"] == short_answer(fitted.reading, fitted.best, fitted.level, fitted.tokens) != []
     assert all(sentence in shown for sentence in document["answer"])
+    other = study_status(load_spec(SMALL, ["search.sampler=grid", "training.steps=600"]), tmp_path)
+    assert not other.rows
+    assert (status_json(other)["answer"], status_json(other)["learning_rate"]) == ([], None)
+    assert not any(sentence in text(other) for sentence in document["answer"])
     assert not document["learning_rate"]["checked"]
     assert "sensitivity.lr_factors=[0.5,2]" in shown
     assert "last finished run" in shown

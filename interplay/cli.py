@@ -22,7 +22,7 @@ from core.numbers import parse_number
 from interplay.cluster.cli import app as cluster_app
 from interplay.result import View
 from interplay.spec_argument import note_other_values
-from interplay.terminal import show, working
+from interplay.terminal import show, to_reader, working
 from study.errors import SpecError
 from study.usage import Verbs, usage_text
 
@@ -158,10 +158,6 @@ def main() -> None:
         _fail(usage_text(error))
     except typer.Abort:
         _fail("Stopped.")
-    except BrokenPipeError:
-        # The reader of a pipe (head, less) has ended: this is no error.
-        sys.stderr.close()
-        sys.exit(0)
     except (InputError, ConnectionError) as error:
         # Our code raises a ConnectionError only for a storage that cannot be reached, and names it.
         _fail(str(error))
@@ -205,7 +201,8 @@ def _show_cell(spec: str, changes: Sequence[str], cell: str, results: Path) -> N
     from study.plan.plan import by_hand, make_plan
 
     planned = make_plan(interplay.load_spec(spec, *changes, results=results)).planned(cell)
-    print(planned.cell.model_dump_json(indent=2))
+    with to_reader():
+        print(planned.cell.model_dump_json(indent=2))
     print(f"{by_hand(planned.layout)}  # trains it, with the cell above in CELL.json", file=sys.stderr)
 
 
@@ -633,7 +630,8 @@ def schema() -> None:
     """Print the JSON schema of a spec, for editors."""
     from study.spec.schema import json_schema
 
-    print(json.dumps(json_schema(), indent=1))
+    with to_reader():
+        print(json.dumps(json_schema(), indent=1))
 
 
 @theory.command()

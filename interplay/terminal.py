@@ -34,12 +34,31 @@ _JOINED = "\x00"
 FILE_COLUMNS = 120
 
 
+@contextmanager
+def to_reader() -> Iterator[None]:
+    """End the command with status 0 if the reader of what is printed (head, less) has ended: this is no error.
+
+    Typer and rich end with status 1, and only if they write after the reader has ended.
+    """
+    try:
+        yield
+        if sys.stdout:
+            sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):
+        sys.exit(0)
+
+
 def show(result: VerbResult, *, as_json: bool) -> None:
     """Print the JSON document of a result, or its view for the terminal."""
-    if as_json:
-        print(json.dumps(result.to_json(), indent=2, allow_nan=False))
-        return
-    view = result.__rich__()
+    document, view = (result.to_json(), None) if as_json else (None, result.__rich__())
+    with to_reader():
+        if view is None:
+            print(json.dumps(document, indent=2, allow_nan=False))
+        else:
+            _print_view(view)
+
+
+def _print_view(view: RenderableType) -> None:
     # A process may be started without a standard output.
     is_file = not (sys.stdout and sys.stdout.isatty()) and "COLUMNS" not in os.environ
     console = Console(highlight=False, width=FILE_COLUMNS if is_file else None)

@@ -104,6 +104,23 @@ def test_a_command_whose_standard_output_is_closed_has_no_traceback(form):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["schema"],
+        ["theory", "bounds", "--depth", "2", "--width", "8"],
+        ["theory", "bounds", "--depth", "2", "--width", "8", "--json"],
+    ],
+)
+def test_a_reader_that_has_ended_is_no_error(arguments):
+    with subprocess.Popen(
+        [sys.executable, "-m", "interplay", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (0, b"")
+
+
 def test_ctrl_c_outside_the_command_has_the_status_of_ctrl_c():
     assert ended("raise KeyboardInterrupt", 0).returncode == 130
 

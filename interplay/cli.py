@@ -18,7 +18,6 @@ import interplay
 from analysis.law.near_optimal import WITHIN
 from core.command_line import in_shell
 from core.errors import LONGEST_MESSAGE, InputError, shortened
-from core.numbers import parse_number
 from interplay.cluster.cli import app as cluster_app
 from interplay.result import View
 from interplay.spec_argument import note_other_values
@@ -66,15 +65,6 @@ def options(
     """Options of the program itself."""
 
 
-def _token_count(text: str) -> float:
-    try:
-        return parse_number(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{shortened(text)} is no number of tokens; write it as 5e10 or 50B"
-        ) from None
-
-
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="a preset, a study, or a YAML file")]
 RunsArgument = Annotated[
     str,
@@ -103,9 +93,8 @@ CountOption = Annotated[
     Literal["nonembedding", "table"], typer.Option(help="N is 12·L·d², or the column params of a table")
 ]
 TokensOption = Annotated[
-    float | None,
+    str | None,
     typer.Option(
-        parser=_token_count,
         metavar="TOKENS",
         help="compare at these training tokens, as 5e10 or 50B; default: the most all shapes have",
     ),

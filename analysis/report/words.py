@@ -21,9 +21,7 @@ COMPARED = (
     "its learning rates."
 )
 NOTHING = "No study has two depths that can be compared, and none has a measure to show by"
-APART = (
-    "Losses are compared only of studies that are known to have the same data and tokens, and these are not."
-)
+APART = "The studies are not known to have the same data and tokens, so their losses are not compared."
 BOUND = (
     "The fewest layers that reach a target are those of the models trained here, with this recipe, these tokens and "
     "widths: an upper bound on the depth that the task needs."

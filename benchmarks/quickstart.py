@@ -8,7 +8,7 @@ import psutil
 from rich.console import Console
 
 from benchmarks.figure import Figure
-from interplay.verbs.answer import fit_and_report
+from interplay.study_fit import fit_and_report
 from study.run.runner import run_study
 from study.spec.study import load_spec
 

@@ -16,13 +16,14 @@ from rich.text import Text
 
 import interplay
 from analysis.law.near_optimal import WITHIN
-from core.command_line import in_shell
+from core.command_line import command, in_shell
 from core.errors import LONGEST_MESSAGE, InputError, shortened
 from interplay.cluster.cli import app as cluster_app
 from interplay.result import View
-from interplay.spec_argument import note_other_values
 from interplay.terminal import show, to_reader, working
 from study.errors import SpecError
+from study.spec.recorded import difference_note, file_note
+from study.spec.study import load_spec
 from study.usage import Verbs, usage_text
 
 #: Exit status for wrong input; `interplay.verbs.run` has those of a run.
@@ -178,7 +179,7 @@ def plan(
     ] = None,
 ) -> None:
     """Show the cells of a study with size, memory, time and cost. Trains nothing."""
-    note_other_values("plan", spec, changes or (), results)
+    _note_other_values("plan", spec, changes or (), results)
     if cell:
         _show_cell(spec, changes or (), cell, results)
     else:
@@ -215,7 +216,7 @@ def power(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a study to see how wide its intervals will be. Also with more seeds or sizes. Trains nothing."""
-    note_other_values("power", spec, changes or (), results)
+    _note_other_values("power", spec, changes or (), results)
     assumed = _pairs(assume, "assume", "NAME=VALUE", "noise=0.005")
     with Console(stderr=True, quiet=as_json).status("simulating studies"):
         simulated = interplay.power(
@@ -232,7 +233,7 @@ def try_(
     as_json: JsonOption = False,
 ) -> None:
     """Time a few steps of a study's cells on this machine. Its plans use the times from then on."""
-    note_other_values("try", spec, changes or (), results)
+    _note_other_values("try", spec, changes or (), results)
     progress = Console(stderr=True, quiet=as_json)
     show(
         interplay.try_steps(spec, *(changes or ()), results=results, progress=progress),
@@ -257,7 +258,7 @@ def run(
 
     keys = {"resources.slots": slots, "resources.device": device}
     more = [f"{key}={value}" for key, value in keys.items() if value is not None]
-    note_other_values("run", spec, [*(changes or ()), *more], results)
+    _note_other_values("run", spec, [*(changes or ()), *more], results)
     console = Console(highlight=False)
     ended = train(spec, *(changes or ()), *more, results=results, console=console)
     ended.say(console)
@@ -344,7 +345,7 @@ def status(
 ) -> None:
     """Show what of a study is done, running, failed or missing. Without a spec, list all studies."""
     if spec is not None:
-        note_other_values("status", spec, changes or (), results)
+        _note_other_values("status", spec, changes or (), results)
     show(interplay.status(spec, *(changes or ()), results=results), as_json=as_json)
 
 
@@ -357,7 +358,7 @@ def mirror(
     """Send MLflow and other trackers the rows they lack. An empty one gets all; `interplay run` does so as well."""
     from study.tracking.targets import mirror_study
 
-    note_other_values("mirror", spec, changes or (), results)
+    _note_other_values("mirror", spec, changes or (), results)
     loaded = interplay.load_spec(spec, *(changes or ()), results=results)
     Console().print(mirror_study(loaded, results), markup=False, soft_wrap=True)
 
@@ -450,11 +451,22 @@ def compare(
     show(compared, as_json=as_json)
 
 
+def _note_other_values(verb: str, source: str, overrides: Sequence[str], results: Path) -> None:
+    """Print in one line on stderr how a study was run if its spec is another one, and the command that takes that."""
+    spec = load_spec(source, overrides, results)
+    given = {text.partition("=")[0].strip() for text in overrides}
+    note = file_note(source, overrides, spec, results) or difference_note(spec, given, results)
+    if note:
+        words, other = note
+        text = f"note: {words}. To take these: {command(verb, other, results=results)}"
+        Console(stderr=True, highlight=False).print(Text(text, style="yellow"), soft_wrap=True)
+
+
 def _note_of_runs(verb: str, runs: str, changes: Sequence[str], results: Path) -> None:
     from analysis.runs.files import is_table
 
     if not runs.startswith("mlflow:") and not is_table(runs):
-        note_other_values(verb, runs, changes, results)
+        _note_other_values(verb, runs, changes, results)
 
 
 def _pairs(texts: Sequence[str] | None, name: str, form: str, example: str) -> dict[str, str]:

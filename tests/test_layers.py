@@ -52,7 +52,7 @@ FLOORS = {
         {"verbs"},
         {"answer"},
         {"recommended"},
-        {"fit_files", "spec_argument", "terminal"},
+        {"fit_files", "study_fit", "terminal"},
         {"result"},
     ],
     "analysis": [

@@ -21,8 +21,8 @@ from core.errors import InputError, shortened
 from interplay.answer import Answer
 from interplay.fit_files import FIT
 from interplay.result import VerbResult
+from interplay.study_fit import StudyRuns, fit_source
 from interplay.terminal import Sentence, pasteable, refuse_file, rich_table
-from interplay.verbs.answer import StudyRuns, fit_source
 from interplay.verbs.read import Source, name_of_source, runs_of
 from study.errors import SpecError
 from study.spec.recorded import differences

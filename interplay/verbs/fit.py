@@ -8,7 +8,7 @@ from analysis.units import UnitOption
 from core.command_line import option
 from core.files import write_json
 from interplay.answer import Answer
-from interplay.verbs.answer import StudyRuns, fit_source
+from interplay.study_fit import StudyRuns, fit_source
 from interplay.verbs.read import Source, runs_of
 from study.errors import SpecError
 from study.tracking.study_paths import refuse_results

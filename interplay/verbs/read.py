@@ -10,7 +10,7 @@ from analysis.runs.files import is_table
 from analysis.runs.table import Count, RunTable, read_runs
 from core.command_line import option
 from core.errors import InputError, refuse_no_mapping
-from interplay.verbs.answer import Runs, existing, named_store, study_runs
+from interplay.study_fit import Runs, existing, named_store, study_runs
 from interplay.verbs.load_spec import load_spec, name_of
 from study.errors import SpecError
 from study.spec.study import StudySpec

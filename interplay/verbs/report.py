@@ -12,8 +12,8 @@ from analysis.runs.table import Count
 from analysis.units import UnitOption
 from core.command_line import option, relative
 from interplay.result import VerbResult
+from interplay.study_fit import StudyRuns, fit_source
 from interplay.terminal import pasteable, refuse_file
-from interplay.verbs.answer import StudyRuns, fit_source
 from interplay.verbs.read import Source, name_of_source, runs_of, spec_of
 from study.errors import SpecError
 from study.tracking.study_paths import OtherStudyError, check_owner, refuse_results, study_paths

@@ -93,7 +93,7 @@ def train(
             another process runs the study.
         DataError: the data cannot be used (an InputError of `trainables.errors`).
     """
-    from interplay.verbs.answer import fit_and_report
+    from interplay.study_fit import fit_and_report
     from study.run import runner
     from study.tracking.mlflow_store import tracking_uri
 
@@ -132,7 +132,7 @@ def run(spec: str | Path | StudySpec, *changes: str, results: str | Path = "resu
         DataError: the data cannot be used (an InputError of `trainables.errors`).
     """
     from interplay.answer import Answer, reasons
-    from interplay.verbs.answer import study_runs
+    from interplay.study_fit import study_runs
 
     ended = train(spec, *changes, results=results)
     study, summary = ended.study, ended.summary

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from interplay.verbs.answer import existing, named_store
+from interplay.study_fit import existing, named_store
 from study.errors import SpecError
 from study.tracking.mlflow_store import artifact_folder, sqlite_file
 from study.tracking.mlflow_view import CHARTS, TAG, page
@@ -20,7 +20,7 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 def serve(results: Path, host: str, port: int, console: Console, uri: str | None = None) -> None:
     """Print the links to the charts of a store and become MLflow's server, which Ctrl-C, SIGTERM or SIGHUP ends.
 
-    The store is that of the results folder unless `uri` names another; see `interplay.verbs.answer.named_store`. Of a
+    The store is that of the results folder unless `uri` names another; see `interplay.study_fit.named_store`. Of a
     tracking server, only print the address of its page.
 
     Raises:

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from interplay.verbs.answer import fit_source, study_runs
+from interplay.study_fit import fit_source, study_runs
 from interplay.verbs.status import study_status
 from study.errors import SpecError
 from study.plan.layouts import LayoutPlanner

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from analysis.fit.answer_words import short_answer
-from interplay.verbs.answer import study_fit
+from interplay.study_fit import study_fit
 from interplay.verbs.status import status_json, status_table, study_status
 from study.plan.plan import make_plan
 from study.plan.rows import Row, run_table

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from interplay.verbs.answer import fit_and_report
+from interplay.study_fit import fit_and_report
 from study.run.runner import run_study
 from study.run.tuner import run_cells
 from study.spec.study import load_spec

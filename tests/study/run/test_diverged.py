@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from interplay.verbs.answer import fit_and_report
+from interplay.study_fit import fit_and_report
 from study.run import runner
 from study.spec.study import load_spec
 from study.tracking.mlflow_store import Experiment, tracking_uri

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from interplay.verbs.answer import study_runs
+from interplay.study_fit import study_runs
 from study.plan.plan import make_plan
 from study.plan.rows import run_table
 from study.run.recorder import cell_fields

@@ -19,8 +19,8 @@ from analysis.fit.words import headlines, next_steps
 from analysis.report.words import confidence
 from analysis.runs.table import RunTable
 from core.files import write_json
+from interplay.study_fit import fit_and_report, planned_check, report_facts, study_fit
 from interplay.terminal import fit_table, recommendation_table
-from interplay.verbs.answer import fit_and_report, planned_check, report_facts, study_fit
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.search.sensitivity_runs import sensitivity_cells

@@ -9,12 +9,12 @@ from rich.console import RenderableType
 from analysis.audit.recommend import Comparison
 from analysis.law.shape import ComputeShape, Recommendation
 from core.files import to_json
-from interplay.result import VerbResult
+from interplay.result import Wrapped
 from interplay.terminal import comparison_table, compute_shapes_table, recommendation_table
 
 
 @dataclass(frozen=True, repr=False)
-class Recommended(VerbResult):
+class Recommended(Wrapped):
     """The best shape of one size or compute; it has every attribute of the shape.
 
     Attributes:
@@ -22,17 +22,10 @@ class Recommended(VerbResult):
         source: what it follows from, in words.
     """
 
+    WRAPPED = "shape"
+
     shape: Recommendation | Comparison | ComputeShape
     source: str = field(compare=False)
-
-    def __getattr__(self, name: str) -> Any:
-        # Copying and pickling look for methods before there is a shape.
-        if name.startswith("__") or name == "shape":
-            raise AttributeError(name)
-        return getattr(self.shape, name)
-
-    def __repr__(self) -> str:
-        return repr(self.shape)
 
     def to_json(self) -> Any:
         """Return the record that `interplay recommend --json` has for this size."""

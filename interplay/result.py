@@ -3,7 +3,7 @@
 import io
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console, RenderableType
 
@@ -32,6 +32,22 @@ class VerbResult(ABC):
         console = Console(file=io.StringIO(), record=True, width=COLUMNS, highlight=False)
         console.print(self, crop=False)
         return console
+
+
+class Wrapped(VerbResult):
+    """A result of one object of `analysis`: it has every attribute of this object, and its `repr`."""
+
+    #: Name of the field with the object.
+    WRAPPED: ClassVar[str]
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying and pickling look for methods before there is an object.
+        if name.startswith("__") or name == self.WRAPPED:
+            raise AttributeError(name)
+        return getattr(getattr(self, self.WRAPPED), name)
+
+    def __repr__(self) -> str:
+        return repr(getattr(self, self.WRAPPED))
 
 
 @dataclass(frozen=True, repr=False)

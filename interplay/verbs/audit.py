@@ -19,7 +19,7 @@ from analysis.law.published import published_law
 from core.command_line import option, options
 from core.errors import InputError
 from core.numbers import ends, short
-from interplay.result import VerbResult
+from interplay.result import VerbResult, Wrapped
 from interplay.terminal import text_table
 from interplay.verbs.recommend import named
 
@@ -79,20 +79,13 @@ def audit(
 
 
 @dataclass(frozen=True, repr=False)
-class Audited(VerbResult):
+class Audited(Wrapped):
     """One model compared with the evidence; it has every attribute of the audit. `within` as of `audit`."""
+
+    WRAPPED = "audit"
 
     audit: Audit
     within: Within
-
-    def __getattr__(self, name: str) -> Any:
-        # Copying and pickling look for methods before there is an audit.
-        if name.startswith("__") or name == "audit":
-            raise AttributeError(name)
-        return getattr(self.audit, name)
-
-    def __repr__(self) -> str:
-        return repr(self.audit)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record that `interplay audit --json` has for this model."""

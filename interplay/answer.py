@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import RenderableType
 
 from analysis.fit.document import Fit
+from analysis.fit.next_runs import NextRuns
 from analysis.fit.words import answers
 from analysis.law.near_optimal import Within
 from analysis.runs.table import RunTable
@@ -42,6 +43,7 @@ class Answer(VerbResult):
         title: of the report.
         table: the run table.
         fit: every number, as in `fit.json`.
+        next_runs: the runs of the next steps by the plan of a study; None of any other table: they are estimated.
         report_data: what a report adds for a study, such as its provenance.
         failed: of a study, the cells that failed, such as `L2-d16-s0`, with the reason; `run` tries them again.
     """
@@ -49,13 +51,14 @@ class Answer(VerbResult):
     title: str
     table: RunTable
     fit: Fit
+    next_runs: NextRuns | None = None
     report_data: Mapping[str, Any] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sentences(self) -> list[str]:
         """What was found, and what to do next."""
-        return answers(self.fit)
+        return answers(self.fit, self.next_runs)
 
     @cached_property
     def best(self) -> pd.DataFrame:
@@ -94,7 +97,8 @@ class Answer(VerbResult):
         from analysis.audit.recommend import recommend_one
         from analysis.fit.recommendation import NamedFit
 
-        source, shape = recommend_one(NamedFit(self.title, self.fit), None, params, flops, within)
+        named = NamedFit(self.title, self.fit, self.next_runs)
+        source, shape = recommend_one(named, None, params, flops, within)
         return Recommended(shape, source)
 
     def figures(self) -> dict[str, Figure]:
@@ -111,19 +115,18 @@ class Answer(VerbResult):
             SpecError: the folder is a file, or that of a study, which `run` alone writes.
             OSError: the folder cannot be written.
         """
-        from analysis.report.study_page import write_report
         from study.tracking.study_paths import refuse_results
 
         refuse_file(Path(out), "out")
         refuse_results(Path(out), "out")
-        return write_report(self.table, self.fit, out, title=self.title, **self.report_data)
+        return write_answer(self, Path(out))
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `fit.json`."""
-        return self.fit.to_json()
+        return self.fit.to_json(self.next_runs)
 
     def __rich__(self) -> RenderableType:
-        return fit_table(self.fit)
+        return fit_table(self.fit, self.next_runs)
 
     @property
     def _lines(self) -> list[str]:
@@ -135,3 +138,13 @@ class Answer(VerbResult):
     def _repr_html_(self) -> str:
         lines = "".join(f"<p>{html.escape(line)}</p>" for line in self._lines)
         return lines + self.best.to_html(index=False, max_rows=20)
+
+
+def write_answer(answer: Answer, folder: Path) -> Path:
+    """Write the files of `Answer.report`, whatever the folder is; return the page."""
+    from analysis.report.study_page import write_report
+
+    title, next_runs = answer.title, answer.next_runs
+    return write_report(
+        answer.table, answer.fit, folder, title=title, next_runs=next_runs, **answer.report_data
+    )

@@ -26,6 +26,7 @@ from study.errors import SpecError
 if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
     from analysis.fit.document import Fit
+    from analysis.fit.next_runs import NextRuns
     from analysis.law.reading import AtSize
 
 #: Stands for a blank at which no line ends: textwrap breaks lines at no-break spaces too.
@@ -152,8 +153,11 @@ def _dim(*texts: str) -> list[RenderableType]:
     return [Sentence(text, "dim") for text in texts if text]
 
 
-def fit_table(result: "Fit") -> RenderableType:
-    """Return the answer, then crossings, law, alternatives and best shapes as tables for a terminal."""
+def fit_table(result: "Fit", next_runs: "NextRuns | None" = None) -> RenderableType:
+    """Return the answer, then crossings, law, alternatives and best shapes as tables for a terminal.
+
+    Without `next_runs`, of a plan, they are estimated.
+    """
     from analysis.fit.words import (
         answers,
         epochs_sentence,
@@ -169,7 +173,7 @@ def fit_table(result: "Fit") -> RenderableType:
         rate_shifts_table,
     )
 
-    parts: list[RenderableType] = [*(Sentence(sentence) for sentence in answers(result)), Text("")]
+    parts: list[RenderableType] = [*(Sentence(sentence) for sentence in answers(result, next_runs)), Text("")]
     for table in (compute_table(result), crossings_table(result)):
         if table is not None:
             parts += [rich_table(table), *_dim(table.note)]

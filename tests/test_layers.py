@@ -50,9 +50,10 @@ FLOORS = {
         {"cli"},
         {"cluster"},
         {"verbs"},
+        {"study_fit"},
         {"answer"},
         {"recommended"},
-        {"fit_files", "study_fit", "terminal"},
+        {"fit_files", "planned_runs", "terminal"},
         {"result"},
     ],
     "analysis": [

@@ -163,8 +163,9 @@ def shapes_of_sizes(
     from analysis.fit.next_words import rate_sentence
 
     named = named_fit(fit)
-    check = rate_sentence(named.fit.learning_rate) if named.fit.learning_rate else None
-    chosen = [replace(item, learning_rate=check) for item in shapes_by(named, params, within)]
+    check, runs = named.fit.learning_rate, named.next_runs or named.fit.estimated_runs
+    sentence = rate_sentence(check, runs.rates) if check else None
+    chosen = [replace(item, learning_rate=sentence) for item in shapes_by(named, params, within)]
     measured = all(shape.source in ("measured", "none") for shape in chosen)
     chosen = [in_unit(item, named.fit.loss_unit) for item in chosen]
     return f"{'losses' if measured else 'laws'} of {named.name}", chosen

@@ -11,7 +11,7 @@ from analysis.curves.noise import NoiseSummary
 from analysis.curves.unusual_runs import UnusualRun
 from analysis.fit.answer_words import short_answer
 from analysis.fit.compute import ComputeAnswer, compute_answer
-from analysis.fit.next_runs import NextDepth, NextSizes, next_depth, next_sizes
+from analysis.fit.next_runs import NextRuns, NextSizes, estimated_runs, next_depth, next_sizes
 from analysis.fit.next_words import rate_document
 from analysis.fit.rate_check import RateCheck
 from analysis.fit.study import Study, study_of
@@ -67,7 +67,7 @@ class Fit:
         warnings: sentences for the reader.
         level: of the intervals.
         learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
-        next_depth: what to train next if the deepest model is the best at the largest size.
+        next_depth: the depth to train next if the deepest model is the best at the largest size.
         next_sizes: the sizes to train next in a study at equal FLOPs, if a depth has its least loss at an end of them.
         unit: in which losses are stated.
         bytes_per_token: of the text, if it is one number and known.
@@ -95,7 +95,7 @@ class Fit:
     answer_without: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     learning_rate: RateCheck | None = None
-    next_depth: NextDepth | None = None
+    next_depth: int | None = None
     next_sizes: NextSizes | None = None
     unit: UnitName = "nats per token"
     bytes_per_token: float | None = None
@@ -151,13 +151,23 @@ class Fit:
             extrapolated=depth is None or law.extrapolates(depth),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """The fit file: strict JSON types, no NaN, all losses in the unit of the fit."""
+    @property
+    def estimated_runs(self) -> NextRuns:
+        """The runs of the next steps, estimated from the rows; none of a fit that was read from a file."""
+        return NextRuns() if self.study is None else estimated_runs(self.study, self.next_depth)
+
+    def to_json(self, next_runs: NextRuns | None = None) -> dict[str, Any]:
+        """The fit file: strict JSON types, no NaN, all losses in the unit of the fit.
+
+        `next_runs` are those of a plan; without it they are estimated.
+        """
+        runs = next_runs or self.estimated_runs
         stated = times(replace(self, study=None), self.loss_unit.per_nat)
         document: dict[str, Any] = to_json(stated)
         del document["study"]
         if stated.learning_rate is not None:
-            document["learning_rate"] = rate_document(stated.learning_rate)
+            document["learning_rate"] = rate_document(stated.learning_rate, runs.rates)
+        document["next_runs"] = to_json(runs)
         document["rows"] = {name: document.pop(name) for name in ("used", "merged", "left_out")}
         return document
 

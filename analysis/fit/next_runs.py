@@ -1,33 +1,25 @@
-"""What to train next: a deeper model, or more sizes of a study at equal FLOPs."""
+"""What to train next: rates, a deeper model, or more sizes of a study at equal FLOPs; and the runs that this takes.
 
-from collections.abc import Sequence
+A fit has what is missing. How many runs this takes is estimated from its rows (`estimated_runs`); of a study with a
+spec, its plan has the exact number, their FLOPs and the command that adds them.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from analysis.fit.compute import ComputeAnswer
+from analysis.fit.rate_check import RateCheck, near_crossing
 from analysis.fit.study import Study
 from analysis.law.reading import AtSize
 from analysis.law.shape import ComputeShape
 from analysis.runs.columns import planned_compute
+from core.files import from_json
 
 #: FLOPs of the forward and backward pass per parameter and token (Kaplan et al. 2020, section 2.1).
 FLOPS = 6
-
-
-@dataclass(frozen=True)
-class NextDepth:
-    """A depth beyond the deepest one, which is best at the largest size, and what it costs at the same sizes.
-
-    Attributes:
-        runs, flops: of the new depth with all seeds; FLOPs are None where tokens are not known.
-        how: the option that adds it, empty without a spec.
-    """
-
-    depth: int
-    runs: int
-    flops: float | None
-    how: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,21 +28,48 @@ class NextSizes:
 
     Attributes:
         smaller, larger: (depth, FLOPs) with the least loss at the smallest and at the largest size.
-        runs, flops: of one more size on these sides for every depth and compute, with all seeds; 0 and None without a
-            plan.
-        how: the command that adds it, empty without a spec.
-        refused: why the spec does not allow it as it is, a sentence; then there is no command.
     """
 
     smaller: tuple[tuple[int, float], ...]
     larger: tuple[tuple[int, float], ...]
-    runs: int = 0
+
+
+@dataclass(frozen=True)
+class AddedRuns:
+    """Runs that are added to a study.
+
+    Attributes:
+        runs: their number, with all seeds.
+        flops, seconds: of their training, None if not known.
+        how: the command that adds them; empty without a spec.
+        refused: why the spec does not allow them as it is, a sentence; then there is no command.
+    """
+
+    runs: int
     flops: float | None = None
+    seconds: float | None = None
     how: str = ""
     refused: str = ""
 
 
-def next_depth(rows: pd.DataFrame, best: Sequence[AtSize] | Sequence[ComputeShape]) -> NextDepth | None:
+@dataclass(frozen=True)
+class NextRuns:
+    """The runs that check the learning rate, and add the next depth and the next sizes; None where none are missing.
+
+    Sizes have no estimate without a plan.
+    """
+
+    rates: AddedRuns | None = None
+    depth: AddedRuns | None = None
+    sizes: AddedRuns | None = None
+
+
+def next_runs_of(document: Mapping[str, Any]) -> NextRuns:
+    """Return the runs of the next steps that a fit file has; InputError if they are wrong."""
+    return from_json(NextRuns, document.get("next_runs", {}), "fit file")
+
+
+def next_depth(rows: pd.DataFrame, best: Sequence[AtSize] | Sequence[ComputeShape]) -> int | None:
     """The depth to add if the deepest one is the best at the largest size and no other is near; None otherwise.
 
     Args:
@@ -60,14 +79,7 @@ def next_depth(rows: pd.DataFrame, best: Sequence[AtSize] | Sequence[ComputeShap
     depths = sorted({int(depth) for depth in rows["depth"]})
     if not best or len(depths) < 2 or (best[-1].near or (best[-1].depth,)) != (depths[-1],):
         return None
-    deepest_runs = rows[rows["depth"] == depths[-1]]
-    tokens = deepest_runs["tokens"] if "tokens" in deepest_runs else pd.Series(dtype=float)
-    flops = (
-        float((FLOPS * deepest_runs["params"] * tokens).sum())
-        if tokens.notna().all() and len(tokens)
-        else None
-    )
-    return NextDepth(round(depths[-1] ** 2 / depths[-2]), len(deepest_runs), flops)
+    return round(depths[-1] ** 2 / depths[-2])
 
 
 def next_sizes(study: Study, answer: ComputeAnswer | None) -> NextSizes | None:
@@ -87,3 +99,27 @@ def next_sizes(study: Study, answer: ComputeAnswer | None) -> NextSizes | None:
         if lowest in (0, len(means) - 1):
             (larger if lowest else smaller).append(place)
     return NextSizes(tuple(smaller), tuple(larger)) if smaller or larger else None
+
+
+def estimated_runs(study: Study, depth: int | None) -> NextRuns:
+    """The runs that check the learning rate at half and at double the rate, and those of a next `depth`, from the rows.
+
+    The next depth is trained at the sizes of the deepest one, with FLOPs of 6·N per token.
+    """
+    check = study.learning_rate
+    rates = None if check is None or check.checked else AddedRuns(2 * len(_near_unchecked(study, check)))
+    if depth is None:
+        return NextRuns(rates)
+    rows = study.rows
+    deepest = rows[rows["depth"] == rows["depth"].max()]
+    tokens = deepest["tokens"] if "tokens" in deepest else pd.Series(dtype=float)
+    has_tokens = tokens.notna().all() and len(tokens)
+    flops = float((FLOPS * deepest["params"] * tokens).sum()) if has_tokens else None
+    return NextRuns(rates, AddedRuns(len(deepest), flops))
+
+
+def _near_unchecked(study: Study, check: RateCheck) -> set[Hashable]:
+    """The rows of the shapes next to the crossings whose learning rate is not checked."""
+    crossings = {(item.shallow, item.deep): item for item in study.crossings.items}
+    missing = [crossings[pair.shallow, pair.deep] for pair in check.pairs if pair.reasons]
+    return {row for item in missing for row in near_crossing(study.rows, item).index}

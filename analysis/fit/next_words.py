@@ -2,27 +2,40 @@
 
 from typing import Any
 
-from analysis.fit.next_runs import NextDepth, NextSizes
+from analysis.fit.next_runs import AddedRuns, NextSizes
 from analysis.fit.rate_check import RateCheck
 from core.files import to_json
 from core.numbers import counted, duration, layers, listed, listed_layers, scientific
 
+#: How to check the learning rate of a table of runs that has no spec.
+ADD_RATES = (
+    "train the shapes next to each crossing again at half and at double their learning rate, and add them as rows "
+    "whose column `purpose` is `sensitivity`"
+)
 
-def next_depth_sentence(step: NextDepth) -> str:
+
+def next_depth_sentence(depth: int, runs: AddedRuns | None) -> str:
     """The depth to train next."""
-    cost = counted(step.runs, "run") + (f", {scientific(step.flops)} FLOPs" if step.flops else "")
-    add = f"; add it with `{step.how}`" if step.how else ""
-    return f"Next: train {layers(step.depth)} at the same sizes ({cost}){add}."
+    cost = add = ""
+    if runs:
+        flops = f", {scientific(runs.flops)} FLOPs" if runs.flops else ""
+        cost = f" ({counted(runs.runs, 'run')}{flops})"
+        add = f"; add it with `{runs.how}`" if runs.how else ""
+    return f"Next: train {layers(depth)} at the same sizes{cost}{add}."
 
 
-def next_sizes_sentence(step: NextSizes) -> str:
+def next_sizes_sentence(sizes: NextSizes, runs: AddedRuns | None) -> str:
     """The sizes to train next."""
-    sides = (("smallest", "smaller", step.smaller), ("largest", "larger", step.larger))
+    sides = (("smallest", "smaller", sizes.smaller), ("largest", "larger", sizes.larger))
     ends = [f"at the {end} size of {_places(places)}" for end, _, places in sides if places]
     wanted = " and ".join(word for _, word, places in sides if places)
-    cost = f" ({counted(step.runs, 'run')}, {scientific(step.flops)} FLOPs)" if step.flops else ""
-    add = f"; add them with `{step.how}`" if step.how else ""
-    why = f" The spec does not allow them as it is: {step.refused}" if step.refused else ""
+    cost = add = why = ""
+    if runs and runs.refused:
+        why = f" The spec does not allow them as it is: {runs.refused}"
+    elif runs:
+        flops = f", {scientific(runs.flops)} FLOPs" if runs.flops else ""
+        cost = f" ({counted(runs.runs, 'run')}{flops})"
+        add = f"; add them with `{runs.how}`" if runs.how else ""
     return f"Next: train {wanted} sizes{cost}, because the least loss is {listed(ends)}{add}.{why}"
 
 
@@ -33,7 +46,7 @@ def _places(places: tuple[tuple[int, float], ...]) -> str:
     return listed([f"{depths} at {scientific(flops)} FLOPs" for depths, flops in each])
 
 
-def rate_sentence(check: RateCheck) -> str:
+def rate_sentence(check: RateCheck, runs: AddedRuns | None) -> str:
     """The state of the check of the learning rate, and what the missing part of it takes."""
     missing = [pair for pair in check.pairs if pair.reasons]
     if not missing:
@@ -42,10 +55,14 @@ def rate_sentence(check: RateCheck) -> str:
         return f"The learning rate is checked: rates bracket the best one at every crossing{words}."
     names = listed([f"{pair.shallow} → {pair.deep}" for pair in missing])
     where = f" for {names}" if len(missing) < len(check.pairs) else ""
-    cost = "" if check.seconds is None else f", about {duration(check.seconds)}"
-    return f"The learning rate is not checked{where}: {check.how} ({counted(check.runs, 'run')}{cost})."
+    cost, how = "", ADD_RATES
+    if runs:
+        time = "" if runs.seconds is None else f", about {duration(runs.seconds)}"
+        cost = f" ({counted(runs.runs, 'run')}{time})"
+        how = f"add it with `{runs.how}`" if runs.how else how
+    return f"The learning rate is not checked{where}: {how}{cost}."
 
 
-def rate_document(check: RateCheck) -> dict[str, Any]:
+def rate_document(check: RateCheck, runs: AddedRuns | None) -> dict[str, Any]:
     """The check of the learning rate as JSON types, with its sentence."""
-    return {**to_json(check), "sentence": rate_sentence(check)}
+    return {**to_json(check), "sentence": rate_sentence(check, runs)}

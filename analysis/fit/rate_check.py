@@ -41,11 +41,6 @@ INDEPENDENT = 2.0
 #: Standard errors by which a rate at the end of those tried must be better for the best one to lie beyond it: by chance
 #: in 4 % of the checks of eight shapes whose loss does not depend on the rate.
 BEYOND = 2.6
-#: How to check a table of runs that has no study spec.
-HOW = (
-    "train the shapes next to each crossing again at half and at double their learning rate, and add them as rows "
-    "whose column `purpose` is `sensitivity`"
-)
 
 
 @dataclass(frozen=True)
@@ -72,20 +67,11 @@ class PairCheck:
 
 @dataclass(frozen=True)
 class RateCheck:
-    """Whether the learning rate was checked, by pair of depths.
-
-    Attributes:
-        runs, flops, seconds: of the missing part of the check; FLOPs and seconds are None without a plan.
-        how: how to add the missing part.
-    """
-
-    pairs: tuple[PairCheck, ...]
-    runs: int
-    how: str = HOW
-    flops: float | None = None
-    seconds: float | None = None
+    """Whether the learning rate was checked, by pair of depths."""
 
     JSON_PROPERTIES: ClassVar = ("checked",)
+
+    pairs: tuple[PairCheck, ...]
 
     @property
     def checked(self) -> bool:
@@ -132,7 +118,7 @@ def check_rates(
     best = (
         None if again is None else _best_rates(pair_runs(again, main.rows, curves), curves.noise.is_measured)
     )
-    pairs, missing = [], set()
+    pairs = []
     for item, gap in zip(crossings.items, crossings.gaps, strict=True):
         if item.status == "insufficient":
             continue
@@ -148,8 +134,7 @@ def check_rates(
                 reasons = (Because(Reason.RATE_BEYOND, beyond),) if beyond else ()
                 pair = replace(pair, shift=shift, reasons=reasons)
         pairs.append(pair)
-        missing |= set(near.index) if pair.reasons else set()
-    return RateCheck(tuple(pairs), 2 * len(missing)) if pairs else None
+    return RateCheck(tuple(pairs)) if pairs else None
 
 
 def near_crossing(rows: pd.DataFrame, item: Crossing) -> pd.DataFrame:

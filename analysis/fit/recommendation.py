@@ -17,25 +17,34 @@ from core.numbers import human
 if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
     from analysis.fit.document import Fit
+    from analysis.fit.next_runs import NextRuns
     from analysis.law.reading import AtSize
 
 
 @dataclass(frozen=True)
 class NamedFit:
-    """A fit, and its name in messages: the path of its file, or the title of an answer."""
+    """A fit.
+
+    Attributes:
+        name: in messages: the path of its file, or the title of an answer.
+        fit: every number.
+        next_runs: the runs of the next steps by a plan; None if they are estimated.
+    """
 
     name: str
     fit: "Fit"
+    next_runs: "NextRuns | None" = None
 
 
 def named_fit(fit: Path | NamedFit) -> NamedFit:
     """Return a fit, read by `read_fit` if it is a file."""
-    return NamedFit(str(fit), read_fit(fit)) if isinstance(fit, Path) else fit
+    return read_fit(fit) if isinstance(fit, Path) else fit
 
 
-def read_fit(path: Path) -> "Fit":
+def read_fit(path: Path) -> NamedFit:
     """Read a fit file; InputError if it is missing, no JSON, or no fit."""
     from analysis.fit.document import Fit
+    from analysis.fit.next_runs import next_runs_of
 
     try:
         document = json.loads(path.read_text())
@@ -45,7 +54,7 @@ def read_fit(path: Path) -> "Fit":
             "results/NAME/fit.json, `interplay fit RUNS --out FILE` any other."
         ) from error
     try:
-        return Fit.from_json(document)
+        return NamedFit(str(path), Fit.from_json(document), next_runs_of(document))
     except InputError as error:
         raise InputError(f"{path} cannot be used. {error}") from error
 

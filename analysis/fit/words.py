@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable
 from analysis.fit.answer_words import compute_sentences, largest, shape_sentence, short_answer, use_sentence
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, Value, label
+from analysis.fit.next_runs import NextRuns
 from analysis.fit.next_words import next_depth_sentence, next_sizes_sentence, rate_sentence
 from analysis.fit.scores import SCORES, accuracy_data, graded_accuracy
 from analysis.intervals import Interval
@@ -359,33 +360,34 @@ def reason_counts(fit: Fit) -> list[tuple[str, int]]:
     return counts.most_common()
 
 
-def answers(fit: Fit) -> list[str]:
-    """What was found, and what to do next."""
-    return [*findings(fit), *next_steps(fit)]
+def answers(fit: Fit, next_runs: NextRuns | None = None) -> list[str]:
+    """What was found, and what to do next; without `next_runs`, of a plan, their number is estimated."""
+    return [*findings(fit), *next_steps(fit, next_runs)]
 
 
 def findings(fit: Fit) -> list[str]:
     """Scores of a task, the headlines, and the check of the learning rate."""
     check = fit.learning_rate
-    checked = [rate_sentence(check)] if check and check.checked else []
+    checked = [rate_sentence(check, None)] if check and check.checked else []
     scores = score_sentences(fit) if fit.tokens.comparable else []
     return [*scores, *headlines(fit), *checked]
 
 
-def next_steps(fit: Fit) -> list[str]:
-    """Sizes or a depth that are missing, and the check of the learning rate."""
-    check = fit.learning_rate
+def next_steps(fit: Fit, next_runs: NextRuns | None = None) -> list[str]:
+    """Sizes or a depth that are missing, and the check of the learning rate; the arguments are those of `answers`."""
+    runs, check = next_runs or fit.estimated_runs, fit.learning_rate
+    rates = [rate_sentence(check, runs.rates)] if check and not check.checked else []
     last = fit.reading.ranges[-1] if fit.reading.ranges else None
     if last and last.missing:
         train = f"train {listed_layers(last.missing)} at the sizes above {human(last.high)} too"
         return [
             f"Next: {train}, where they may be the best.",
-            *([rate_sentence(check)] if check and not check.checked else []),
+            *rates,
         ]
     return [
-        *([next_sizes_sentence(fit.next_sizes)] if fit.next_sizes else []),
-        *([next_depth_sentence(fit.next_depth)] if fit.next_depth else []),
-        *([rate_sentence(check)] if check and not check.checked else []),
+        *([next_sizes_sentence(fit.next_sizes, runs.sizes)] if fit.next_sizes else []),
+        *([next_depth_sentence(fit.next_depth, runs.depth)] if fit.next_depth else []),
+        *rates,
     ]
 
 

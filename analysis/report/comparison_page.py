@@ -145,7 +145,7 @@ class StudyComparison:
         ]
         if unchecked:
             words.append(
-                f"In {len(unchecked)} of {len(self.studies)} studies: {rate_sentence(unchecked[-1])}"
+                f"In {len(unchecked)} of {len(self.studies)} studies: {rate_sentence(unchecked[-1], None)}"
             )
         epochs = [fit.epochs for fit in self._fits if fit.epochs is not None]
         if epochs and (repeated := max(epochs, key=lambda item: item.high).warning):

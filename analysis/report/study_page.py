@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.fit.document import Fit
+from analysis.fit.next_runs import NextRuns
 from analysis.fit.words import findings, law_sentence, next_steps
 from analysis.report.figures import best_depth, diagnostics, excess, gaps, loss, palette, transition
 from analysis.report.figures.by_value import measure_figure
@@ -44,6 +45,7 @@ def write_report(
     facts: Mapping[str, str] | None = None,
     spec_text: str = "",
     cells: tuple[int, int] | None = None,
+    next_runs: NextRuns | None = None,
     **attributes: Any,
 ) -> Path:
     """Write `report.html`, `fit.json`, `runs.csv` and `figures/*.svg, *.png, *.csv` into a folder.
@@ -58,6 +60,7 @@ def write_report(
         facts: provenance to print, such as the git revision; plain text.
         spec_text: the study's specification, printed as it is.
         cells: finished and planned ones of a study that is not finished.
+        next_runs: the runs of the next steps by a plan; without it they are estimated.
         attributes: other attributes of `Context`: entropy, curves, measures and search.
 
     Raises:
@@ -76,7 +79,7 @@ def write_report(
         unfinished=cells,
         figures=[first],
         sizes=excess.sizes_json(first.table, fit) if first.name == "excess" else None,
-        next_steps=next_steps(fit),
+        next_steps=next_steps(fit, next_runs),
         warnings=fit.warnings,
         sections=[*study_sections(context, first), provenance(facts or {}, links, spec_text)],
     )
@@ -84,7 +87,7 @@ def write_report(
         depth=len(context.colours),
         value=len(context.graded[1].axis.labels) if context.graded else 0,
     )
-    write_json(folder / "fit.json", fit.to_json())
+    write_json(folder / "fit.json", fit.to_json(next_runs))
     runs.write_csv(folder / "runs.csv")
     return write_page(folder, page, NAMES, colours)
 

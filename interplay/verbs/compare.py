@@ -21,7 +21,7 @@ from core.errors import InputError, shortened
 from interplay.answer import Answer
 from interplay.fit_files import FIT
 from interplay.result import VerbResult
-from interplay.study_fit import StudyRuns, fit_source
+from interplay.study_fit import StudyRuns, answer_of
 from interplay.terminal import Sentence, pasteable, refuse_file, rich_table
 from interplay.verbs.read import Source, name_of_source, runs_of
 from study.errors import SpecError
@@ -156,7 +156,7 @@ def _read(source: Source | Answer, results: Path) -> _Read:
     if file is None:
         runs = runs_of(source, results=results, verb="fit")
         try:
-            fitted = fit_source(runs, level=0.95, tokens=None, unit="nats")
+            fitted = answer_of(runs, level=0.95, tokens=None, unit="nats").fit
         except InputError:
             if len(runs.table.used):
                 raise
@@ -173,7 +173,7 @@ def _read(source: Source | Answer, results: Path) -> _Read:
     folder = file.parent
     table, recorded = folder / "runs.csv", folder / SPEC
     is_folder = file.name == FIT
-    fitted = read_fit(file)
+    fitted = read_fit(file).fit
     runs_table = None
     if is_folder and table.is_file():
         runs_table = read_runs(str(table), {}, count="table" if fitted.count == "table" else "nonembedding")

@@ -8,7 +8,7 @@ from analysis.units import UnitOption
 from core.command_line import option
 from core.files import write_json
 from interplay.answer import Answer
-from interplay.study_fit import StudyRuns, fit_source
+from interplay.study_fit import answer_of
 from interplay.verbs.read import Source, runs_of
 from study.errors import SpecError
 from study.tracking.study_paths import refuse_results
@@ -58,8 +58,7 @@ def fit(
             raise SpecError(f"{option('out', out)} is a folder; name the file to write, such as {file}.")
         refuse_results(Path(out).parent, "out")
     runs = runs_of(source, *changes, results=results, count=count, uri=uri, where=where, columns=columns)
-    failed = runs.failed if isinstance(runs, StudyRuns) else {}
-    fitted = fit_source(runs, level=level, tokens=tokens, unit=unit)
+    answer = answer_of(runs, level=level, tokens=tokens, unit=unit)
     if out is not None:
-        write_json(Path(out), fitted.to_json())
-    return Answer(runs.title, runs.table, fitted, runs.report_data, failed)
+        write_json(Path(out), answer.to_json())
+    return answer

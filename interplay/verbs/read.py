@@ -74,10 +74,10 @@ def runs_of(
     named = {ours: str(theirs) for ours, theirs in (columns or {}).items()}
     if not isinstance(source, str | Path):
         table = RunTable.from_frame(_frame(source), named, count=count, where=chosen)
-        return Runs("a table", table, {})
+        return Runs("a table", table)
     store = existing(named_store(uri, Path(results))) if name.startswith("mlflow:") else None
     table = read_runs(name, named, tracking_uri=store, count=count, where=chosen)
-    return Runs(Path(name).name, table, {})
+    return Runs(Path(name).name, table)
 
 
 def spec_of(

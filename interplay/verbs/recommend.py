@@ -135,4 +135,4 @@ def named(fit: "Answer | str | Path | None", results: str | Path) -> Path | Name
             f"An object of type {type(fit).__name__} is no fit: give an answer of `interplay.fit`, the path of a "
             "fit.json or of its folder, or the name of a study."
         )
-    return NamedFit(fit.title, fit.fit)
+    return NamedFit(fit.title, fit.fit, fit.next_runs)

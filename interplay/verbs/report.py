@@ -11,10 +11,11 @@ from rich.console import RenderableType
 from analysis.runs.table import Count
 from analysis.units import UnitOption
 from core.command_line import option, relative
+from interplay.answer import write_answer
 from interplay.result import VerbResult
-from interplay.study_fit import StudyRuns, fit_source
+from interplay.study_fit import StudyRuns, answer_of
 from interplay.terminal import pasteable, refuse_file
-from interplay.verbs.read import Source, name_of_source, runs_of, spec_of
+from interplay.verbs.read import Source, name_of_source, runs_of
 from study.errors import SpecError
 from study.tracking.study_paths import OtherStudyError, check_owner, refuse_results, study_paths
 
@@ -72,34 +73,28 @@ def report(
         InputError: as of `fit`.
         OSError: the folder cannot be written.
     """
-    from analysis.report.study_page import write_report
-
-    name, folder = name_of_source(source), None if out is None else Path(out)
-    given: dict[str, Any] = {
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        refuse_file(folder, "out")
+        refuse_results(folder, "out")
+    options: dict[str, Any] = {
         "results": results,
         "count": count,
         "uri": uri,
         "where": where,
         "columns": columns,
     }
-    options: dict[str, Any] = {"level": level, "tokens": tokens, "unit": unit}
-    spec = spec_of(source, *changes, **given)
-    if folder is not None:
-        refuse_file(folder, "out")
-        refuse_results(folder, "out")
-    elif spec is None:
-        raise SpecError(
-            f"{name} is no study with a folder of its own; name the folder with {option('out', 'DIR')}."
-        )
-    runs = runs_of(source, *changes, **given, verb="report")
+    runs = runs_of(source, *changes, **options, verb="report")
     if folder is None:
-        assert spec is not None
-        assert isinstance(runs, StudyRuns)
-        paths = study_paths(spec, Path(results).resolve())
+        if not isinstance(runs, StudyRuns):
+            raise SpecError(
+                f"{name_of_source(source)} is no study with a folder of its own; name the folder with "
+                f"{option('out', 'DIR')}."
+            )
+        paths = study_paths(runs.plan.planner.spec, runs.results.resolve())
         try:
             check_owner(runs.plan, paths, paths.ledger.rows())
         except OtherStudyError as error:
             raise SpecError(f"{error} Name another folder with {option('out', 'DIR')}.") from error
         folder = paths.folder
-    page = write_report(runs.table, fit_source(runs, **options), folder, title=runs.title, **runs.report_data)
-    return ReportPage(page)
+    return ReportPage(write_answer(answer_of(runs, level=level, tokens=tokens, unit=unit), folder))

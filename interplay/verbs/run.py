@@ -22,6 +22,7 @@ from study.tracking.study_paths import OtherStudyError
 
 if TYPE_CHECKING:
     from interplay.answer import Answer
+    from interplay.study_fit import Concluded
     from study.run.runner import Summary
 
 #: Exit statuses: 0 done, 1 some cells failed, 130 stopped by the user (128 + SIGINT).
@@ -38,7 +39,7 @@ class Ended:
         commands: by verb, the command that does this with the study.
     """
 
-    summary: "Summary"
+    summary: "Summary[Concluded]"
     study: StudySpec
     commands: Mapping[str, str]
 
@@ -47,21 +48,19 @@ class Ended:
         """The exit status: 0 done, 1 some cells failed or nothing can be fitted, 130 stopped by the user."""
         if not self.summary.finished:
             return STOPPED
-        return FAILED if self.summary.failed or not self.summary.fit else 0
+        return FAILED if self.summary.failed or not self.summary.conclusion else 0
 
     def say(self, console: Console) -> None:
         """Print the answer, where the report is, why cells failed, and the next command."""
-        from analysis.fit.words import answers
-
         summary = self.summary
         if not summary.finished:
             say("Stopped. Nothing is lost; resume with: ", self.commands["run"])
             return
         failed = summary.failed
-        if summary.fit and summary.report:
-            for line in answers(summary.fit):
+        if summary.conclusion:
+            for line in summary.conclusion.answer.sentences:
                 console.print(Sentence(line), crop=False)
-            say("Report: ", summary.report)
+            say("Report: ", summary.conclusion.page)
             if summary.copy:
                 say("A copy of all results: ", summary.copy)
         for words, hint in summary.hints:
@@ -72,7 +71,7 @@ class Ended:
                 f"{counted(len(failed), 'cell')} failed, the first because: {first}. Try again with: ",
                 self.commands["run"],
             )
-        if not summary.fit:
+        if not summary.conclusion:
             rest = "all others diverged" if failed else "every cell diverged"
             say(
                 f"Nothing to fit: no cell has a loss that can be used; {rest}. For each reason: ",
@@ -131,8 +130,7 @@ def run(spec: str | Path | StudySpec, *changes: str, results: str | Path = "resu
             has a usable loss: it names the cells that failed.
         DataError: the data cannot be used (an InputError of `trainables.errors`).
     """
-    from interplay.answer import Answer, reasons
-    from interplay.study_fit import study_runs
+    from interplay.answer import reasons
 
     ended = train(spec, *changes, results=results)
     study, summary = ended.study, ended.summary
@@ -140,11 +138,10 @@ def run(spec: str | Path | StudySpec, *changes: str, results: str | Path = "resu
         raise KeyboardInterrupt(
             f"the study {study.name!r} was stopped; its finished cells are kept, and the same call trains the others"
         )
-    runs = study_runs(study, Path(results))
-    if summary.fit is None:
-        failed = reasons(runs.failed) or "every cell diverged"
+    if summary.conclusion is None:
+        failed = reasons(summary.failed) or "every cell diverged"
         raise SpecError(f"no cell of the study {study.name!r} has a usable loss: {failed}.")
-    return Answer(runs.title, runs.table, summary.fit, runs.report_data, runs.failed)
+    return summary.conclusion.answer
 
 
 def program() -> list[str]:

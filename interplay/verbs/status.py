@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -24,10 +24,6 @@ from study.spec.study import StudySpec
 from study.spec.yaml_file import SPEC
 from study.tracking.ledger import study_rows
 from study.tracking.study_paths import StudyPaths, study_paths
-
-if TYPE_CHECKING:
-    # A status without a fit loads no numerical library.
-    from analysis.fit.rate_check import RateCheck
 
 KINDS = ("done", "diverged", "failed", "running", "missing")
 
@@ -63,17 +59,20 @@ class StudyStatus:
         return Counter(self.states.values())
 
     @cached_property
-    def answer(self) -> "tuple[list[str], RateCheck | None]":
-        """The answer of the last finished run, and whether the learning rate was checked; empty without a fit.
+    def answer(self) -> tuple[list[str], dict[str, Any] | None]:
+        """The answer of the last finished run, and the check of the learning rate as JSON; empty without a fit.
 
         A spec without rows has none: the fit in its folder is then of other cells.
         """
+        from analysis.fit.next_words import rate_document
         from analysis.fit.words import in_short
 
-        fit = self.paths.fit
-        if fit is None or not self.rows:
+        named = self.paths.fit
+        if named is None or not self.rows:
             return [], None
-        return in_short(fit), fit.learning_rate
+        check = named.fit.learning_rate
+        rates = named.next_runs.rates if named.next_runs else None
+        return in_short(named.fit), rate_document(check, rates) if check else None
 
 
 def study_status(spec: StudySpec, results: Path) -> StudyStatus:
@@ -135,8 +134,6 @@ def _status_of_all(results: Path) -> tuple[list[dict[str, Any]], RenderableType]
 
 def status_json(state: StudyStatus) -> dict[str, Any]:
     """The state of a study as a JSON document; `flops` are those of the cells that have a row."""
-    from analysis.fit.next_words import rate_document
-
     answer, learning_rate = state.answer
     cells: list[dict[str, Any]] = []
     trained = []
@@ -160,7 +157,7 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
             "counts": state.counts,
             "flops": math.fsum(trained),
             "answer": answer,
-            "learning_rate": rate_document(learning_rate) if learning_rate else None,
+            "learning_rate": learning_rate,
             "cells": cells,
         }
     )
@@ -180,12 +177,10 @@ def status_table(state: StudyStatus) -> RenderableType:
     for depth, states in sorted(by_depth.items()):
         table.add_row(str(depth), *_numbers(states))
     table.add_row("all", *_numbers(state.states.values()), style="bold")
-    from analysis.fit.next_words import rate_sentence
-
     answer, learning_rate = state.answer
     lines += [Text(sentence) for sentence in answer]
     if learning_rate:
-        lines.append(Text(rate_sentence(learning_rate)))
+        lines.append(Text(learning_rate["sentence"]))
     if state.rows and (not answer or state.counts["running"] or state.counts["missing"]):
         last = "This is the answer of the last finished run. " if answer else ""
         fit = command(

@@ -149,6 +149,11 @@ def in_table_order(rows: Mapping[str, Row]) -> list[Row]:
     return sorted(rows.values(), key=lambda row: row.place)
 
 
+def failed_cells(rows: Mapping[str, Row]) -> dict[str, str]:
+    """Return the reasons of the failed cells by their names, in the order of the run table."""
+    return {row.name: row.reason or "" for row in in_table_order(rows) if row.status == "failed"}
+
+
 def run_table(rows: Mapping[str, Row], source: str, *, with_order: bool = False) -> RunTable:
     """Return the run table of rows: one line for each, sorted by budget, shape, tokens, learning rate and seed.
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from rich.console import Console
 from rich.text import Text
 
-from analysis.fit.document import Fit
 from analysis.runs.epochs import repeat_warning
 from analysis.runs.table import RunTable
 from core.errors import InputError
@@ -21,7 +21,7 @@ from study.errors import SpecError
 from study.plan import Plan, PlannedCell, make_plan
 from study.plan.cells import with_trials_per_gpu
 from study.plan.prices import money
-from study.plan.rows import Row, run_table
+from study.plan.rows import Row, failed_cells, run_table
 from study.revision import revision
 from study.run.console import Viewer
 from study.run.interrupts import request_stop, stop_signals
@@ -44,24 +44,25 @@ from study.workers.launch_failures import report_launch_failures
 from study.workers.ray_session import joined_cluster, joins, private_ray
 from trainables.storage.storage import copy_into, discard, joined, open_storage, reason, redacted
 
-#: Fits a finished study from its rows and writes its report: plan, rows, paths, run table and why the search ended.
-Conclude = Callable[[Plan, Mapping[str, Row], StudyPaths, RunTable, str], tuple[Fit, Path]]
+Conclusion = TypeVar("Conclusion")
+#: Concludes a finished study, as by a fit and its report: plan, rows, paths, run table and why the search ended.
+Conclude = Callable[[Plan, Mapping[str, Row], StudyPaths, RunTable, str], Conclusion]
 
 #: How long the machines that a cluster always has may take to join it.
 JOIN_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Generic[Conclusion]):
     """How a run ended."""
 
     recorder: Recorder
     """Has counted the trained cells and their seconds."""
     failed: Mapping[str, str]
-    """Reasons by key."""
+    """The reasons of the failed cells, by name."""
     finished: bool
-    fit: Fit | None
-    report: Path | None
+    conclusion: Conclusion | None
+    """None if the study was stopped, or no cell has a loss."""
     copy: str | None
     """The place of a copy of the results that outlives this machine."""
     hints: Sequence[tuple[str, str]] = ()
@@ -69,8 +70,11 @@ class Summary:
 
 
 def run_study(
-    spec: StudySpec, results: Path, console: Console | None = None, conclude: Conclude | None = None
-) -> Summary:
+    spec: StudySpec,
+    results: Path,
+    console: Console | None = None,
+    conclude: Conclude[Conclusion] | None = None,
+) -> Summary[Conclusion]:
     """Run the missing cells of a study; without a console nothing is shown.
 
     `conclude` fits a finished study that has losses and writes its report, before the results are copied to a shared
@@ -145,17 +149,17 @@ class _Run:
     def _warn(self, text: str) -> None:
         self.console.print(Text(text, style="yellow"))
 
-    def to_the_end(self, conclude: Conclude | None) -> Summary:
+    def to_the_end(self, conclude: Conclude[Conclusion] | None) -> Summary[Conclusion]:
         """Train what is missing, then fit and report; record how it ended whatever happens."""
         paths, recorder = self.paths, self.recorder
         finished, status, copy = False, "FAILED", None
-        fit, report = None, None
+        conclusion = None
         self.mirror.start()
         try:
             self.check_interrupt()
             finished = self._train()
             self.mirror.close()
-            fit, report = self._answer(finished, conclude)
+            conclusion = self._concluded(finished, conclude)
             status = "FINISHED" if finished else "KILLED"
         except KeyboardInterrupt:
             finished, status = False, "KILLED"
@@ -168,8 +172,7 @@ class _Run:
             kept = f"All rows are in {paths.ledger.name}; the next run sends the missing ones."
             self._warn(f"{problem}. {kept}")
         hints = tuple(target.hint for target in self.mirror.targets if target.hint)
-        failed = {key: row.reason or "" for key, row in self.rows.items() if row.status == "failed"}
-        return Summary(recorder, failed, finished, fit, report, copy, hints)
+        return Summary(recorder, failed_cells(self.rows), finished, conclusion, copy, hints)
 
     def _sources(self, viewer: Viewer) -> Iterator[Source]:
         """The search, and after its end the sensitivity runs, which follow from its rows."""
@@ -187,23 +190,23 @@ class _Run:
         cells = sensitivity_cells(self.spec, self.plan, study_of_rows(self.rows, self.plan.name))
         return [planned for planned in cells if planned.cell.key not in ended]
 
-    def _answer(self, finished: bool, conclude: Conclude | None) -> tuple[Fit | None, Path | None]:
-        """Write the run table; of a finished study with losses also the fit and the report."""
+    def _concluded(self, finished: bool, conclude: Conclude[Conclusion] | None) -> Conclusion | None:
+        """Write the run table, and conclude a finished study that has losses."""
         rows, paths = self.rows, self.paths
         ending = self.search.ending.words if self.search.ending else ""
         if finished and ending:
             self.console.print(Text(f"The search has ended: {ending}"))
         if not rows:
-            return None, None
+            return None
         table = run_table(rows, self.plan.name, with_order=self.plan.search.chooses_by_rows)
         table.write_csv(paths.runs)
-        fit, report = None, None
+        conclusion = None
         if conclude and finished and any(row.loss is not None for row in rows.values()):
             with self.console.status("fitting"):
-                fit, report = conclude(self.plan, rows, paths, table, ending)
+                conclusion = conclude(self.plan, rows, paths, table, ending)
         if finished:
             self.console.print(_tally(self.recorder, self.plan.slots))
-        return fit, report
+        return conclusion
 
     def _train(self) -> bool:
         """Pack the data, start Ray unless a cluster was joined, and run the cells; False if the user stopped it."""

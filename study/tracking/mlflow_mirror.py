@@ -140,8 +140,9 @@ class MlflowStudy:
         # Loaded late: a run without a fit needs no numerical library.
         from analysis.fit.words import in_short
 
-        fit, metrics, note = self.paths.fit, [], [progress] if progress else []
-        if fit:
+        named, metrics, note = self.paths.fit, [], [progress] if progress else []
+        if named:
+            fit = named.fit
             note = [*in_short(fit), *note]
             numbers = {f"crossing.L{c.shallow}-L{c.deep}": c.params for c in fit.crossings}
             numbers["slope"] = fit.law.b

@@ -4,20 +4,20 @@ No other study may replace the report, fit and run table in a folder.
 """
 
 import csv
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import psutil
 from filelock import FileLock, Timeout
 
+from analysis.fit.recommendation import NamedFit, read_fit
 from core.command_line import option
+from core.errors import InputError
 from study.errors import SpecError
 from study.plan import Plan
 from study.plan.rows import Row
@@ -28,10 +28,6 @@ from study.spec.yaml_file import SPEC
 from study.tracking.ledger import Ledger, UnfinishedCells, study_rows
 from trainables.storage.scratch import NO_LOCKS
 from trainables.storage.storage import Folder, joined, open_storage, path_or_uri
-
-if TYPE_CHECKING:
-    # Reading a plan loads no numerical library.
-    from analysis.fit.document import Fit
 
 #: The file in a study's folder that names its storage, if that is not the results folder.
 STORAGE = "storage"
@@ -127,14 +123,12 @@ class StudyPaths:
         return self.folder / "runs.csv"
 
     @property
-    def fit(self) -> "Fit | None":
+    def fit(self) -> NamedFit | None:
         """The fit of the last run that finished; None without it, or if another version has written it."""
-        from analysis.fit.document import Fit
-        from core.errors import InputError
-
+        file = self.folder / "fit.json"
         try:
-            return Fit.from_json(json.loads((self.folder / "fit.json").read_text()))
-        except (FileNotFoundError, ValueError, InputError):
+            return read_fit(file) if file.is_file() else None
+        except InputError:
             return None
 
     @property

@@ -486,7 +486,7 @@ def test_help_names_every_verb_and_every_verb_has_help(command):
 
 def outcome(monkeypatch, **changes):
     """Let `run` end in a given way without training."""
-    values = {"failed": {}, "finished": True, "fit": None, "report": None} | changes
+    values = {"failed": {}, "finished": True, "conclusion": None} | changes
 
     def run_study(spec, results, console, conclude):
         return Summary(recorder=None, copy=None, **values)
@@ -495,7 +495,7 @@ def outcome(monkeypatch, **changes):
 
 
 def test_a_run_ends_with_the_commands_for_its_trackers(command, monkeypatch):
-    outcome(monkeypatch, fit=None, hints=(("TensorBoard: ", "tensorboard --logdir 'a [b]/tensorboard'"),))
+    outcome(monkeypatch, hints=(("TensorBoard: ", "tensorboard --logdir 'a [b]/tensorboard'"),))
     _, out, _ = command("run", "quickstart")
     assert after("TensorBoard: ", out) == ["tensorboard", "--logdir", "a [b]/tensorboard"]
 

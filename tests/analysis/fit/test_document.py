@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from analysis.fit.document import Fit, fit
+from analysis.fit.next_runs import next_runs_of
 from analysis.law.decision import FORMS
 from analysis.law.threshold_law import solve_depth
 from analysis.runs.left_out import RowReason, WhyNot, entry
@@ -86,7 +87,7 @@ def test_json_is_strict_also_where_nothing_is_known(pilot_frame):
 def test_round_trip(study, pilot_frame):
     for runs in (study, RunTable.from_frame(pilot_frame(seeds=1))):
         document = fit(runs).to_json()
-        assert Fit.from_json(document).to_json() == document
+        assert Fit.from_json(document).to_json(next_runs_of(document)) == document
 
 
 @pytest.mark.parametrize(

@@ -170,17 +170,18 @@ def test_the_runs_of_a_shift_are_counted_and_those_that_diverged(frame):
 
 def test_the_fit_file_and_the_answers_state_the_check(found):
     assert Fit.from_json(found.to_json()).learning_rate == found.learning_rate
-    assert rate_sentence(found.learning_rate) in answers(found)
+    assert rate_sentence(found.learning_rate, None) in answers(found)
 
 
 def test_without_the_check_its_runs_are_counted(frame):
     alone = frame[frame["purpose"] == ""].drop(columns="purpose")
     items, same, check = checked(alone)
+    runs = fit(RunTable.from_frame(alone)).estimated_runs.rates
     assert same == items
     assert not check.checked
     # As many as the sensitivity runs of this study.
-    assert check.runs == (frame["purpose"] != "").sum()
-    assert f"{check.runs} runs" in rate_sentence(check)
+    assert runs.runs == (frame["purpose"] != "").sum()
+    assert f"{runs.runs} runs" in rate_sentence(check, runs)
 
 
 def test_a_best_rate_beyond_those_tried_is_not_checked(frame):
@@ -191,8 +192,8 @@ def test_a_best_rate_beyond_those_tried_is_not_checked(frame):
     reasons = {(pair.shallow, pair.deep): pair.reason for pair in check.pairs}
     assert reasons[1, 2] is None
     assert "depth 4" in reasons[2, 4]
-    assert "2 → 4" in rate_sentence(check)
-    assert "1 → 2" not in rate_sentence(check)
+    assert "2 → 4" in rate_sentence(check, None)
+    assert "1 → 2" not in rate_sentence(check, None)
 
 
 def test_one_other_rate_is_no_check():
@@ -253,7 +254,7 @@ def test_depths_without_a_crossing_need_all_shapes_again(frame):
     apart = apart.assign(loss=apart["loss"] - 0.5 * (apart["depth"] == 2))
     check = checked(apart)[2]
     assert [pair.reasons for pair in check.pairs] == [(Because(Reason.NO_RATES),)]
-    assert check.runs == 2 * len(apart)
+    assert fit(RunTable.from_frame(apart)).estimated_runs.rates.runs == 2 * len(apart)
 
 
 def test_one_depth_has_nothing_to_check(frame):

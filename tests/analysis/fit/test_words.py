@@ -213,9 +213,9 @@ def test_one_layer_that_is_not_excluded_has_a_verb_in_the_singular():
 def test_the_next_depth_costs_what_the_deepest_one_did(found, line_frame):
     rows = line_frame({2: (1.0, -0.1), 4: (0.95, -0.11)})
     decided = fit(RunTable.from_frame(rows.assign(tokens=1e6), count="table"))
-    following, deepest = decided.next_depth, rows[rows["depth"] == 4]
-    assert (following.depth, following.runs) == (8, len(deepest))
-    assert following.flops == pytest.approx(6e6 * deepest["params"].sum())
+    runs, deepest = decided.estimated_runs.depth, rows[rows["depth"] == 4]
+    assert (decided.next_depth, runs.runs) == (8, len(deepest))
+    assert runs.flops == pytest.approx(6e6 * deepest["params"].sum())
     # At the largest size four layers are the best of the pilot, but two are not excluded.
     assert (found.best[-1].depth, found.best[-1].near, found.next_depth) == (4, (2, 4), None)
     assert next_depth(decided.study.rows.query("depth < 4"), decided.best) is None

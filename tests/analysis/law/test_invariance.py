@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.fit.document import Fit, fit
+from analysis.fit.next_runs import next_runs_of
 from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
 from core.errors import InputError
@@ -31,7 +32,7 @@ def answer(frame):
 def document(frame):
     """The fit file without the rows left out, whose numbers follow the order of the rows."""
     found = fit(RunTable.from_frame(frame)).to_json()
-    assert Fit.from_json(found).to_json() == found
+    assert Fit.from_json(found).to_json(next_runs_of(found)) == found
     found["rows"]["left_out"] = len(found["rows"]["left_out"])
     return found
 
@@ -66,8 +67,9 @@ def test_rows_twice_change_nothing_but_their_own_count(frame, answer):
 def test_the_unit_of_tokens_changes_nothing_but_its_name(frame, answer):
     found = document(frame.assign(tokens=frame["tokens"] / 1e9))
     assert found["tokens"]["compared"] == pytest.approx(answer["tokens"]["compared"] / 1e9)
-    assert found["next_depth"]["flops"] == pytest.approx(answer["next_depth"]["flops"] / 1e9)
-    assert without(found, "tokens", "next_depth") == without(answer, "tokens", "next_depth")
+    flops = [document["next_runs"]["depth"]["flops"] for document in (found, answer)]
+    assert flops[0] == pytest.approx(flops[1] / 1e9)
+    assert without(found, "tokens", "next_runs") == without(answer, "tokens", "next_runs")
 
 
 DEGENERATE = {

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from interplay.study_fit import fit_source, study_runs
+from interplay.study_fit import answer_of, study_runs
 from interplay.verbs.status import study_status
 from study.errors import SpecError
 from study.plan.layouts import LayoutPlanner
@@ -69,6 +69,8 @@ def test_a_study_that_cannot_be_trained_here_is_read_from_its_rows_without_any_l
         source = study_runs(spec, tmp_path)
         assert study_status(spec, tmp_path).counts == {"done": len(cpu_runs.plan.cells)}
     pd.testing.assert_frame_equal(source.table.frame, cpu_runs.table.frame)
-    fits = [fit_source(runs, level=0.95, tokens=None, unit="nats").crossings for runs in (source, cpu_runs)]
+    fits = [
+        answer_of(runs, level=0.95, tokens=None, unit="nats").fit.crossings for runs in (source, cpu_runs)
+    ]
     assert fits[0] == fits[1]
     assert fits[0][0].params == pytest.approx(6000, rel=0.1)

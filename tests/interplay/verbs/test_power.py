@@ -33,7 +33,7 @@ def pairs(texts):
 
 
 def assumptions(plan, *given, pilot=None):
-    fit = None if pilot is None else read_fit(pilot)
+    fit = None if pilot is None else read_fit(pilot).fit
     return assumed_truth(shapes_of_plan(plan), parse_assumptions(pairs(given)), fit, plan.entropy)
 
 

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from analysis.fit.answer_words import short_answer
-from interplay.study_fit import study_fit
+from analysis.fit.document import fit
+from interplay.planned_runs import planned_runs
 from interplay.verbs.status import status_json, status_table, study_status
 from study.plan.plan import make_plan
 from study.plan.rows import Row, run_table
@@ -60,9 +61,10 @@ def test_a_grids_status_lists_what_is_missing_and_has_the_answer_of_the_last_fit
     half = {"cells": lambda plan: [p for p in plan.cells if p.cell.seed < 2]}
     state = write(tmp_path, "search.sampler=grid", **half)
     assert status_json(state)["counts"] == {"done": 30, "missing": 15}
-    fitted = study_fit(state.plan, run_table(state.rows, "small"), tmp_path)
+    fitted = fit(run_table(state.rows, "small"))
+    runs = planned_runs(state.plan, fitted, tmp_path)
     state.paths.folder.mkdir(exist_ok=True)
-    (state.paths.folder / "fit.json").write_text(json.dumps(fitted.to_json()))
+    (state.paths.folder / "fit.json").write_text(json.dumps(fitted.to_json(runs)))
     state = write(tmp_path, "search.sampler=grid", **half)
     document, shown = status_json(state), text(state)
     assert document["answer"] == short_answer(fitted.reading, fitted.best, fitted.level, fitted.tokens) != []

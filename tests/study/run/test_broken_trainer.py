@@ -38,7 +38,7 @@ def test_a_search_over_a_broken_trainer_ends_with_an_answer(tmp_path, monkeypatc
     assert counts["failed"] >= 1
     died = rows.loc[rows["status"] == "failed", "reason"]
     assert set(died) == {"the process of the trial died (ActorDiedError)"}
-    statuses = [crossing.status for crossing in summary.fit.crossings]
+    statuses = [crossing.status for crossing in summary.conclusion.answer.fit.crossings]
     assert len(statuses) >= 2, "each pair of depths is answered"
     assert len(rows) == 40, "a cell that ends without a loss is one of the budget"
-    assert summary.report.is_file()
+    assert summary.conclusion.page.is_file()

@@ -67,7 +67,7 @@ def test_a_diverged_cell_is_an_outcome_and_the_others_are_compared(run):
 @pytest.mark.slow
 def test_a_study_whose_cells_all_diverge_ends_without_a_fit(run):
     summary, rows, folder = run(lambda shape: True)
-    assert (summary.finished, summary.fit, summary.report) == (True, None, None)
+    assert (summary.finished, summary.conclusion) == (True, None)
     assert summary.failed == {}
     assert set(rows["status"]) == {"diverged"}
     assert not (folder / "fit.json").exists()

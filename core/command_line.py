@@ -7,6 +7,8 @@ from pathlib import Path
 
 #: Options whose argument in Python has another name.
 _ARGUMENTS = {"column": "columns", "json": "to_json()"}
+#: Verbs whose function in Python has another name.
+_FUNCTIONS = {"try": "try_steps"}
 #: Options with a value NAME=VALUE, whose argument is a mapping.
 _MAPPINGS = ("assume", "column", "where")
 
@@ -66,9 +68,11 @@ def try_with(given: Sequence[tuple[str, str]] = (), changes: Sequence[str] = ())
 
 
 def _written(value: object) -> str:
-    """A value in Python: a text is quoted unless it is a number or stands for a value."""
+    """A value in Python: a text is quoted unless it is a number or stands for a value; a list of one is its value."""
+    if isinstance(value, list):
+        return ", ".join(map(_written, value)) if len(value) == 1 else f"[{', '.join(map(_written, value))}]"
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    if isinstance(value, str | Path) and not text.isupper():
+    if isinstance(value, str | Path) and not (text.isupper() and text.isalpha()):
         try:
             float(text)
         except ValueError:
@@ -90,3 +94,27 @@ def command(verb: str, *words: str, results: Path | None = None) -> str:
     if results is not None and results.resolve() != Path("results").resolve():
         where = ["--results", str(relative(results.resolve()))]
     return shlex.join(["interplay", verb, *words, *where])
+
+
+def call(verb: str, *arguments: object, results: Path | None = None, **given: object) -> str:
+    """Return the call of a verb: `interplay fit a.csv --out b` or, in Python, `interplay.fit('a.csv', out='b')`.
+
+    Args:
+        verb: one that is a function of `interplay` too.
+        arguments: the words after the verb.
+        results: as of `command`.
+        given: options and their values. One of None is left out; a list gives an option several times.
+    """
+    named = {name: value for name, value in given.items() if value is not None}
+    if _words is not None:
+        several = ((name, value if isinstance(value, list) else [value]) for name, value in named.items())
+        flags = [part for name, values in several for value in values for part in (f"--{name}", value)]
+        return command(verb, *map(_in_shell, [*arguments, *flags]), results=results)
+    if results is not None and results.resolve() != Path("results").resolve():
+        named["results"] = str(relative(results.resolve()))
+    words = [*map(_written, arguments), *(f"{name}={_written(value)}" for name, value in named.items())]
+    return f"interplay.{_FUNCTIONS.get(verb, verb)}({', '.join(words)})"
+
+
+def _in_shell(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -16,11 +16,15 @@ from analysis.fit.next_runs import NextRuns
 from analysis.fit.words import answers
 from analysis.law.near_optimal import Within
 from analysis.runs.table import RunTable
+from core.command_line import option
 from core.errors import shortened
 from core.numbers import counted
+from interplay.fit_files import COMPARISON, FIT
 from interplay.recommended import Recommended
 from interplay.result import VerbResult
 from interplay.terminal import fit_table, refuse_file
+from study.errors import SpecError
+from study.tracking.study_paths import refuse_results
 
 #: Most failed cells and characters of a reason that are shown.
 MOST_FAILED, MOST_REASON = 3, 120
@@ -115,10 +119,7 @@ class Answer(VerbResult):
             SpecError: the folder is a file, or that of a study, which `run` alone writes.
             OSError: the folder cannot be written.
         """
-        from study.tracking.study_paths import refuse_results
-
-        refuse_file(Path(out), "out")
-        refuse_results(Path(out), "out")
+        refuse_report_folder(Path(out), FIT)
         return write_answer(self, Path(out))
 
     def to_json(self) -> dict[str, Any]:
@@ -148,3 +149,22 @@ def write_answer(answer: Answer, folder: Path) -> Path:
     return write_report(
         answer.table, answer.fit, folder, title=title, next_runs=next_runs, **answer.report_data
     )
+
+
+def refuse_report_folder(folder: Path, numbers: str) -> None:
+    """Refuse `--out`, the folder of a page, if another kind of page would be replaced there.
+
+    Args:
+        folder: the folder.
+        numbers: the file that the page has beside it, `FIT` or `COMPARISON`.
+
+    Raises:
+        SpecError: it is a file, the folder of a study, or has a page with another file of numbers.
+    """
+    refuse_file(folder, "out")
+    refuse_results(folder, "out")
+    other = COMPARISON if numbers == FIT else FIT
+    if (folder / other).is_file():
+        raise SpecError(
+            f"{option('out', folder)} has the page of {other}, which would be replaced; name another folder."
+        )

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from core.command_line import command, option
+from core.command_line import call, option
 from study.errors import SpecError
 from study.spec.recorded import recorded_file, recorded_source
 
-FIT = "fit.json"
+#: The file of numbers in the folder of a report, and in that of a comparison.
+FIT, COMPARISON = "fit.json", "comparison.json"
 
 
 def fit_file(given: Path, results: Path) -> Path:
@@ -24,16 +25,16 @@ def fit_file(given: Path, results: Path) -> Path:
         if recorded is not None:
             if (file := recorded.parent / FIT).is_file():
                 return file
-            run = command("run", recorded_source(recorded, results), results=results)
+            run = call("run", recorded_source(recorded, results), results=results)
             raise SpecError(f"The study {given} in {results} has no fit yet; finish it with `{run}`.")
     # A fit is a .json file, as some run tables are.
     if is_table(str(given)) and given.suffix != ".json":
-        fit = command("fit", str(given), "--out", FIT)
+        fit = call("fit", given, out=FIT)
         raise SpecError(
             f"{option('fit', given)} is a run table and no fit; fit it with `{fit}`, then give {option('fit', FIT)}."
         )
     if given.is_dir():
-        fit = command("fit", "RUNS", "--out", str(given / FIT))
+        fit = call("fit", "RUNS", out=given / FIT)
         raise SpecError(
             f"{option('fit', given)} is a folder without {FIT}; `{fit}` writes one, of a study or a run table."
         )

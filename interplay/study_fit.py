@@ -9,7 +9,7 @@ from typing import Any
 from analysis.fit.document import fit
 from analysis.runs.table import RunTable
 from analysis.units import UnitOption
-from core.command_line import command, option
+from core.command_line import call, option
 from core.errors import InputError, shortened
 from core.numbers import counted, listed, parse_number
 from interplay.answer import Answer, write_answer
@@ -77,12 +77,12 @@ def study_runs(
         if others and (difference := difference_note(spec, set(), results)):
             raise NoRowsError(
                 f"none of the {counted(len(others), 'row')} of the study {spec.name!r} in {ledger.name} is of this "
-                f"spec: {difference[0]}. As it was run: `{command(verb, difference[1], results=results)}`."
+                f"spec: {difference[0]}. As it was run: `{call(verb, difference[1], results=results)}`."
             )
-        elsewhere = command(verb, f"mlflow:{spec.experiment}", "--uri", "URI")
+        elsewhere = call(verb, f"mlflow:{spec.experiment}", uri="URI")
         raise NoRowsError(
             f"the study {spec.name!r} has no rows in {ledger.name} yet; run it with "
-            f"`{command('run', *words, results=results)}`, or read one that was run elsewhere from its tracking "
+            f"`{call('run', *words, results=results)}`, or read one that was run elsewhere from its tracking "
             f"server: `{elsewhere}`."
         )
     table = run_table(rows, plan.name, with_order=plan.search.chooses_by_rows)
@@ -106,7 +106,7 @@ def existing(uri: str) -> str:
     if file is not None and not file.is_file():
         raise SpecError(
             f"there is no MLflow store in {file.parent} ({file.name}); run a study first, such as "
-            f"`{command('run', 'quickstart')}`, or name the store with {option('results', 'DIR')} "
+            f"`{call('run', 'quickstart')}`, or name the store with {option('results', 'DIR')} "
             f"or {option('uri', 'URI')}."
         )
     if problem := server_problem(uri):

@@ -18,7 +18,8 @@ from rich.text import Text
 from analysis.audit.recommend import Comparison
 from analysis.law.shape import ComputeShape, Recommendation, flops_hint
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
-from core.command_line import command, option, relative
+from core.command_line import call, option, relative
+from core.errors import InputError
 from core.numbers import digits, ends, human, layers, percent, scientific, short, span
 from interplay.result import VerbResult
 from study.errors import SpecError
@@ -40,6 +41,9 @@ def to_reader() -> Iterator[None]:
     """End the command with status 0 if the reader of what is printed (head, less) has ended: this is no error.
 
     Typer and rich end with status 1, and only if they write after the reader has ended.
+
+    Raises:
+        InputError: what is printed cannot be written, as to a full disk.
     """
     try:
         yield
@@ -47,6 +51,10 @@ def to_reader() -> Iterator[None]:
             sys.stdout.flush()
     except (BrokenPipeError, SystemExit):
         sys.exit(0)
+    except OSError as error:
+        # At its end Python writes the rest once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise InputError(f"What the command prints cannot be written: {error.strerror}.") from error
 
 
 def show(result: VerbResult, *, as_json: bool) -> None:
@@ -345,7 +353,7 @@ def _sentence(shape: Recommendation) -> str:
     text = f"{at} no depth is stated: {shape.reason}."
     if shape.source == "band":
         text += f" The best depth lies within {ends(shape.depth_interval)}."
-    return f"{text} By published evidence: {command('recommend', f'{shape.params:.6g}')}"
+    return f"{text} By published evidence: {call('recommend', f'{shape.params:.6g}')}"
 
 
 def _near_optimal_tables(shapes: Sequence[Recommendation]) -> list[RenderableType]:

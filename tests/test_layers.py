@@ -53,7 +53,8 @@ FLOORS = {
         {"study_fit"},
         {"answer"},
         {"recommended"},
-        {"fit_files", "planned_runs", "terminal"},
+        {"fit_files", "planned_runs"},
+        {"terminal"},
         {"result"},
     ],
     "analysis": [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.audit.layer_kinds import doubts, refusal
-from core.command_line import command, options
+from core.command_line import call, options
 from core.errors import InputError
 
 #: Key names, the most common first.
@@ -136,8 +136,8 @@ def _refuse_other_kinds(
     kind = _text(document.get("model_type")) or family or "unknown kind"
     decoder = _size(values, "decoder_layers", "num_decoder_layers")
     depth, width = decoder or _size(values, *DEPTH_KEYS), _size(values, *WIDTH_KEYS)
-    shape = ("--depth", str(depth or "L"), "--width", str(width or "D"))
-    way_out = f"To compare one shape anyway, as if dense and decoder-only: {command('audit', *shape)}"
+    again = call("audit", depth=depth or "L", width=width or "D")
+    way_out = f"To compare one shape anyway, as if dense and decoder-only: {again}"
     if (
         True in (document.get("is_encoder_decoder"), values.get("is_encoder_decoder"))
         or any(_size(values, key) for key in _ENCODER_DEPTHS)

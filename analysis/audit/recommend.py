@@ -30,7 +30,7 @@ from analysis.law.shape import (
     flops_hint,
     in_unit,
 )
-from core.command_line import option
+from core.command_line import call, option
 from core.errors import InputError
 from core.numbers import human, parse_number, short
 
@@ -96,7 +96,7 @@ def compare(sizes: Sequence[float | str], within: Within = None) -> list[Compari
     Raises:
         InputError: no size is given, one is not positive, or none has an answer by any law.
     """
-    params, nats = _sizes(sizes), nats_of(within)
+    params, nats = read_sizes(sizes), nats_of(within)
     comparisons = []
     for value in params:
         shapes = []
@@ -110,7 +110,7 @@ def compare(sizes: Sequence[float | str], within: Within = None) -> list[Compari
         ends = [size for law in published_evidence() for size in law.sizes or ()]
         of = f"{human(min(ends))} to {human(max(ends))}"
         reason = f"N is more than {REACH:g} times outside the sizes of every law ({of})"
-        raise InputError(_no_depth("Published evidence", params, reason, "interplay recommend 1e9 7e9"))
+        raise InputError(_no_depth("Published evidence", params, reason, call("recommend", "7e9")))
     return comparisons
 
 
@@ -138,7 +138,7 @@ def shapes_of_sizes(
         InputError: no size, neither or both sources are given, the law is unknown, the file cannot be read, or its fit
             or the law has no answer for any of the sizes.
     """
-    params = _sizes(sizes)
+    params = read_sizes(sizes)
     if (fit is None) == (name is None):
         raise _one_source()
     if name == "log3":
@@ -150,8 +150,8 @@ def shapes_of_sizes(
         if not any(shape.depth for shape in chosen):
             assert published.params_range is not None
             most = short(0.9 * REACH * published.params_range[1], 1)
-            command = f"interplay recommend --law {name} {most}"
-            raise InputError(_no_depth(f"The law of {published.source}", params, chosen[0].reason, command))
+            again = call("recommend", most, law=name)
+            raise InputError(_no_depth(f"The law of {published.source}", params, chosen[0].reason, again))
         chosen = [
             replace(item, near_optimal=near_optimal(losses, item.params, item.depth, losses.source, nats))
             if item.depth
@@ -188,8 +188,7 @@ def recommend_at_compute(
     if fit is not None:
         named = named_fit(fit)
         answer = named.fit.compute
-        values = " ".join(f"--flops {value:g}" for value in flops)
-        instead = f"By a published law: interplay recommend --law liu2026 {values}"
+        instead = f"By a published law: {call('recommend', law='liu2026', flops=flops)}"
         if answer is None:
             raise InputError(
                 f"The fit in {named.name} has no answer at a compute: a table of isoFLOP runs would have one, with two "
@@ -236,7 +235,8 @@ def recommend_one(
     """
     if (params is None) == (flops is None):
         raise InputError(
-            "Give a size or a budget of FLOPs, not both: recommend(7e9), or recommend(flops=1e20)."
+            f"Give a size or a budget of FLOPs, not both: {call('recommend', '7e9')}, or "
+            f"{call('recommend', flops='1e20')}."
         )
     if flops is None:
         assert params is not None
@@ -271,11 +271,12 @@ def fit_evidence(named: NamedFit, within: Within) -> Evidence:
     return Evidence(named.name, named.name, None, None, best, losses)
 
 
-def _sizes(sizes: Sequence[float | str]) -> list[float]:
+def read_sizes(sizes: Sequence[float | str]) -> list[float]:
+    """Return sizes N as numbers; InputError without any, or if one is no size."""
     if not sizes:
         raise InputError(
-            "Give the sizes, in non-embedding parameters: interplay recommend 1e9 7e9; or a budget of FLOPs: interplay "
-            "recommend --flops 1e20"
+            f"Give a size, in non-embedding parameters: {call('recommend', '7e9')}; or a budget of FLOPs: "
+            f"{call('recommend', flops='1e20')}"
         )
     params = [_number(size, "size; write it as 1e9, or 7B") for size in sizes]
     for value in params:

@@ -15,7 +15,7 @@ from analysis.audit.model_config import ModelConfig
 from analysis.intervals import Interval
 from analysis.law.near_optimal import Within
 from analysis.law.shape import NearOptimal, Recommendation, Transition
-from core.command_line import option
+from core.command_line import call, option
 from core.errors import InputError
 from core.files import to_json
 from core.numbers import ends, is_count, listed
@@ -276,6 +276,6 @@ def _notes(audit: Audit) -> tuple[str, ...]:
     if abs(off) > 0.05:
         notes.append(
             f"Its blocks hold {abs(off):.0%} {'more' if off > 0 else 'fewer'} parameters than 12·L·d²; "
-            f"`interplay recommend {model.block_params}` gives the best shape for those."
+            f"`{call('recommend', model.block_params)}` gives the best shape for those."
         )
     return tuple(notes)

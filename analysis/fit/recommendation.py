@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from analysis.law.near_optimal import Within, nats_of
 from analysis.law.reasons import Because, Reason
 from analysis.law.shape import NearOptimal, Recommendation
-from core.command_line import option
+from core.command_line import call, option
 from core.errors import InputError
 from core.numbers import human
 
@@ -50,8 +50,8 @@ def read_fit(path: Path) -> NamedFit:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(
-            f"The fit file {path} cannot be read: {error}. `interplay run SPEC` writes one to "
-            "results/NAME/fit.json, `interplay fit RUNS --out FILE` any other."
+            f"The fit file {path} cannot be read: {error}. `{call('run', 'SPEC')}` writes one to "
+            f"results/NAME/fit.json, `{call('fit', 'RUNS', out='FILE')}` any other."
         ) from error
     try:
         return NamedFit(str(path), Fit.from_json(document), next_runs_of(document))

@@ -12,6 +12,7 @@ from analysis.intervals import Interval, width_of
 from analysis.law.reasons import Because
 from analysis.law.words import texts_of
 from analysis.units import LOSS, LossUnit, UnitName, times
+from core.command_line import call
 from core.errors import InputError
 from core.numbers import digits, human, layers, listed, scientific, short, span
 
@@ -316,13 +317,18 @@ def buildable_width(width: float, step: int | None = None, most: float = math.in
     return max(1, steps - (steps * step > most)) * step
 
 
+def looks_like_flops(params: float) -> bool:
+    """Whether a size looks like a number of FLOPs."""
+    return params >= FLOPS
+
+
 def flops_hint(params: float) -> str:
     """A sentence for a size that looks like a number of FLOPs; else empty."""
-    if params < FLOPS:
+    if not looks_like_flops(params):
         return ""
     return (
         f"{params:g} looks like a number of FLOPs; a size N is a number of non-embedding parameters, such as 7e9. For "
-        f"FLOPs: `interplay recommend --flops {params:g}`."
+        f"FLOPs: `{call('recommend', flops=params)}`."
     )
 
 

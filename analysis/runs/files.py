@@ -19,6 +19,7 @@ import pandas as pd
 
 from analysis.runs.columns import OPTIONAL_TEXT, TEXT
 from analysis.runs.headings import best_loss, column_of, loss_heading
+from core.command_line import call
 from core.errors import InputError, shortened
 from core.extras import need
 from core.numbers import counted, listed
@@ -245,7 +246,7 @@ def _read_json(path: Path, text: str) -> pd.DataFrame:
         rows: Any = _split(path, document["columns"], document["data"])
     elif isinstance(document, dict) and {"crossings", "law"} <= document.keys():
         raise InputError(
-            f"{path} is a fit, not a run table. Ask it with `interplay recommend --fit {path} 1e9`."
+            f"{path} is a fit, not a run table. Ask it with `{call('recommend', '1e9', fit=path)}`."
         )
     elif (
         isinstance(document, dict) and len(lists := [item for item in document.values() if _rows(item)]) == 1

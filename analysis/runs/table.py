@@ -3,7 +3,9 @@
 Only depth, width and loss are required, so a table from elsewhere can be read as well.
 """
 
+import html
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,7 +77,7 @@ _READ = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, BITS_PER_BYTE, BYTES_PER_T
 _NO_NUMBER = frozenset({word.lower() for word in EMPTY} | {"inf", "-inf"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunTable:
     """Typed rows, those that are used, and the reasons of the others.
 
@@ -100,6 +102,17 @@ class RunTable:
     notes: tuple[str, ...] = ()
     headings: Mapping[str, str] = field(default_factory=dict)
     unseeded: frozenset[int] = frozenset()
+
+    def __repr__(self) -> str:
+        """The numbers of rows, and why some are left out."""
+        reasons = Counter(str(item["reason"]) for item in self.left_out).most_common(3)
+        why = (
+            f" (left out: {'; '.join(f'{count} × {reason}' for reason, count in reasons)})" if reasons else ""
+        )
+        return f"RunTable of {self.source}: {len(self.used)} of {counted(len(self.frame), 'row')} used{why}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.used.to_html(max_rows=10)}"
 
     @classmethod
     def from_frame(

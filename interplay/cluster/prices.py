@@ -94,8 +94,8 @@ class StudyPrice:
 def price_study(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
     """Plan a study for the machines of a file as its driver does on the head, and price it.
 
-    Returns None, with an error or a note in the file, if the study does not fit or the machines are not in the price
-    table.
+    Returns None, with an error or a note in the file, if the study cannot be planned or the machines are not in the
+    price table.
     """
     if file.provider == "local":
         file.notes.append(
@@ -105,7 +105,7 @@ def price_study(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
     try:
         capacities = capacity_of(file, with_trials_per_gpu(spec).resources)
         plan = make_plan(spec, capacity=capacities.capacity).trainable()
-        capacities.check({planned.layout for planned in plan.main})
+        capacities.check({planned.layout for planned in plan.pool})
     except InputError as error:
         wanted = [pool for pool in pools(file) if spec.resources.pool in ("any", pool.name)]
         if unknown := {pool.machine for pool in wanted if not pool.what}:
@@ -113,7 +113,10 @@ def price_study(file: ClusterFile, spec: StudySpec) -> StudyPrice | None:
                 f"the price table has no {' and '.join(sorted(unknown))}, so whether {spec.name} fits is not checked"
             )
         else:
-            file.error((TYPES,), f"the study {spec.name} does not fit: {str(error).rstrip('.')}")
+            file.error(
+                (TYPES,),
+                f"the study {spec.name} cannot be planned on these machines: {str(error).rstrip('.')}",
+            )
         return None
     devices, head = capacities.slots.devices, hour(file, file.head)
     if devices > capacities.held:

@@ -106,7 +106,7 @@ def submit(
 
 def _variables(plan: Plan) -> dict[str, str]:
     """Return the environment of the job and of Ray's process that supervises it."""
-    saves = [planned.save_seconds for planned in plan.main]
+    saves = [planned.save_seconds for planned in plan.pool]
     return {
         # Ray kills a stopped job after this time, by default 3 s. The driver ends sooner if its cells have saved.
         STOP_WAIT: str(math.ceil(seconds_to_stop(saves))),

@@ -18,17 +18,17 @@ from analysis.runs.files import is_table
 from analysis.runs.table import read_runs
 from core.command_line import relative
 from core.errors import InputError, shortened
-from interplay.answer import Answer
-from interplay.fit_files import FIT
+from interplay.answer import Answer, refuse_report_folder
+from interplay.fit_files import COMPARISON, FIT
 from interplay.result import VerbResult
 from interplay.study_fit import StudyRuns, answer_of
-from interplay.terminal import Sentence, pasteable, refuse_file, rich_table
+from interplay.terminal import Sentence, pasteable, rich_table
 from interplay.verbs.read import Source, name_of_source, runs_of
 from study.errors import SpecError
 from study.spec.recorded import differences
 from study.spec.study import StudySpec, load_spec
 from study.spec.yaml_file import PATHS, SPEC
-from study.tracking.study_paths import refuse_results, study_paths
+from study.tracking.study_paths import study_paths
 
 if TYPE_CHECKING:
     # It draws figures.
@@ -114,8 +114,7 @@ def compare(
         )
     folder = None if out is None else Path(out)
     if folder is not None:
-        refuse_file(folder, "out")
-        refuse_results(folder, "out")
+        refuse_report_folder(folder, COMPARISON)
     for source, other in combinations(sources, 2):
         if source is other and not isinstance(source, str | Path):
             name = source.title if isinstance(source, Answer) else name_of_source(source)

@@ -13,7 +13,7 @@ from typing import Any
 from rich.text import Text
 
 from analysis.units import bits_per_byte
-from core.command_line import command, option
+from core.command_line import call, command, option
 from core.errors import InputError, near_misses, some
 from interplay.result import VerbResult
 from study.errors import SpecError
@@ -134,7 +134,7 @@ def export(
     kept = find(study, cell, results.resolve(), folder)
     if folder is None:
         name = f"{kept.study.name}-{kept.name}"
-        again = command("export", study, cell or kept.name, "--out", name, results=results)
+        again = call("export", study, cell or kept.name, out=name, results=results)
         raise SpecError(f"Name the folder of the model: `{again}`.")
     record = kept.record
     assert record is not None
@@ -162,7 +162,7 @@ def find(study: str, cell: str | None, results: Path, out: Path | None = None) -
     where = f"study {name!r} in {results}"
 
     def again(other: str) -> str:
-        return command("export", study, other, "--out", str(out or f"{name}-{other}"), results=results)
+        return call("export", study, other, out=str(out or f"{name}-{other}"), results=results)
 
     if cell is None and kept:
         raise SpecError(f"Name a cell of the {where}: {BEST}, {_list(kept)}. For example: `{again(BEST)}`.")
@@ -183,7 +183,7 @@ def find(study: str, cell: str | None, results: Path, out: Path | None = None) -
         raise SpecError(
             (cell and _why_not_kept(cell, paths))
             or f"the {where} has no weights of {asked}{meant} {listed}Cells in training have none. "
-            f"`{command('status', study, '--json', results=results)}` lists all cells."
+            f"`{call('status', study, results=results)}` lists all cells."
         )
     (match,) = matches
     if problem := _problem(match):

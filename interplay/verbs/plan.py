@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from core.command_line import command, option
+from core.command_line import call, option
 from core.extras import need
 from core.numbers import duration, prefixed
 from interplay.result import VerbResult
@@ -83,7 +83,7 @@ def plan(spec: str | Path | StudySpec, *changes: str, results: str | Path = "res
         DataError: the data cannot be used (an InputError of `trainables.errors`).
     """
     planned = make_plan(load_spec(spec, *changes, results=results)).trainable()
-    again = command("try", name_of(spec), *changes, results=Path(results)) if planned.planner.speed else ""
+    again = call("try", name_of(spec), *changes, results=Path(results)) if planned.planner.speed else ""
     return StudyPlan(planned, again)
 
 
@@ -179,7 +179,7 @@ def try_steps(
         "planned_hours": before.hours,
         "busy": timed.speed.busy,
     }
-    again = command("try", name_of(spec), *changes, results=Path(results)) if timed.speed.busy else ""
+    again = call("try", name_of(spec), *changes, results=Path(results)) if timed.speed.busy else ""
     return TimedSteps(document, before.slots, again)
 
 

@@ -121,7 +121,7 @@ def plan_power(
         raise InputError(f"{option('studies')} is {studies!r}; give a number of simulated studies, as 72.")
     if plan.planner.spec.frontier.flops is not None:
         raise SpecError(
-            f"`interplay power` simulates crossings at equal N, and {plan.name!r} compares depths at equal FLOPs; give "
+            f"A simulation has crossings at equal N, and {plan.name!r} compares depths at equal FLOPs; give "
             "`frontier.budgets` in place of `frontier.flops`."
         )
     shapes = shapes_of_plan(plan)

@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from analysis.audit.recommend import Comparison, compare, recommend_at_compute, recommend_one, shapes_of_sizes
+from analysis.audit.recommend import (
+    Comparison,
+    compare,
+    read_sizes,
+    recommend_at_compute,
+    recommend_one,
+    shapes_of_sizes,
+)
 from analysis.fit.recommendation import NamedFit
 from analysis.law.near_optimal import Within
-from analysis.law.shape import ComputeShape, Recommendation
-from core.command_line import command, option
+from analysis.law.shape import ComputeShape, Recommendation, looks_like_flops
+from core.command_line import call, option
 from core.errors import InputError
 from core.files import to_json
 from interplay.fit_files import fit_file
@@ -95,26 +102,24 @@ def recommend_each(
     """Return the best shapes of several sizes, or of several computes; arguments and errors as of `recommend`."""
     if flops:
         source = fit if fit is None or isinstance(fit, str | Path) else fit.title
-        by = [*(("--fit", str(source)) if source else ()), *(("--law", law) if law else ())]
+        by: dict[str, Any] = {"fit": source or None, "law": law}
         if sizes:
-            only_sizes = command("recommend", *by, *map(str, sizes))
-            only_flops = command("recommend", *by, *_each_compute([*flops, *sizes]))
+            only_sizes = call("recommend", *sizes, **by)
+            # `--flops 1e19 1e20` has a size, which looks like a number of FLOPs.
+            more = [size for size in read_sizes(sizes) if looks_like_flops(size)]
+            only_flops = call("recommend", **by, flops=[*flops, *more])
             raise InputError(
                 f"Give sizes or budgets of FLOPs, not both. Only sizes: `{only_sizes}`. Only FLOPs: `{only_flops}`"
             )
         if within is not None:
             raise InputError(
                 f"{option('within')} is for sizes, at which all depths have one N. Without it: "
-                + command("recommend", *by, *_each_compute(flops))
+                + call("recommend", **by, flops=list(flops))
             )
         return Recommendations(*recommend_at_compute(named(fit, results), law, flops))
     if fit is None and law is None:
         return Recommendations("all published evidence", compare(sizes, within))
     return Recommendations(*shapes_of_sizes(named(fit, results), law, sizes, within))
-
-
-def _each_compute(flops: Sequence[float | str]) -> list[str]:
-    return [part for compute in flops for part in ("--flops", str(compute))]
 
 
 def named(fit: "Answer | str | Path | None", results: str | Path) -> Path | NamedFit | None:

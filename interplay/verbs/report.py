@@ -11,13 +11,14 @@ from rich.console import RenderableType
 from analysis.runs.table import Count
 from analysis.units import UnitOption
 from core.command_line import option, relative
-from interplay.answer import write_answer
+from interplay.answer import refuse_report_folder, write_answer
+from interplay.fit_files import FIT
 from interplay.result import VerbResult
 from interplay.study_fit import StudyRuns, answer_of
-from interplay.terminal import pasteable, refuse_file
+from interplay.terminal import pasteable
 from interplay.verbs.read import Source, name_of_source, runs_of
 from study.errors import SpecError
-from study.tracking.study_paths import OtherStudyError, check_owner, refuse_results, study_paths
+from study.tracking.study_paths import OtherStudyError, check_owner, study_paths
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,8 +76,7 @@ def report(
     """
     folder = None if out is None else Path(out)
     if folder is not None:
-        refuse_file(folder, "out")
-        refuse_results(folder, "out")
+        refuse_report_folder(folder, FIT)
     options: dict[str, Any] = {
         "results": results,
         "count": count,

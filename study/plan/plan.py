@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs.epochs import repeat_warning
+from core.command_line import call
 from core.errors import InputError, shortened, some
 from core.numbers import counted, scientific
 from study.errors import SpecError
@@ -100,11 +101,6 @@ class Plan:
         return (*self.cells, *self.more)
 
     @cached_property
-    def main(self) -> tuple[PlannedCell, ...]:
-        """The cells of the pool without sensitivity runs."""
-        return tuple(planned for planned in self.pool if not planned.purpose)
-
-    @cached_property
     def _by_key(self) -> Mapping[str, PlannedCell]:
         return {planned.cell.key: planned for planned in self.pool}
 
@@ -131,21 +127,21 @@ class Plan:
     @cached_property
     def trained_shares(self) -> Mapping[float, float]:
         """The share of each budget's cells that is trained: expected, or the most that the limits allow."""
-        return self.search.trained_shares(self.main)
+        return self.search.trained_shares(self.pool)
 
     def expected(self, attribute: str) -> float:
         """Sum an attribute over the cells, weighted by the share that is trained."""
-        return math.fsum(self.trained_shares[p.budget] * (getattr(p, attribute) or 0) for p in self.main)
+        return math.fsum(self.trained_shares[p.budget] * (getattr(p, attribute) or 0) for p in self.pool)
 
     @cached_property
     def cell_count(self) -> int:
         """Number of cells that are trained, at most."""
-        return self.search.cell_count(self.main)
+        return self.search.cell_count(self.pool)
 
     @property
     def tokens(self) -> float:
         """Training tokens of all cells that are trained; of a search with limits, at most."""
-        return self.search.tokens(self.main)
+        return self.search.tokens(self.pool)
 
     @property
     def flops(self) -> float:
@@ -164,8 +160,8 @@ class Plan:
 
     def hours_on(self, slots: int) -> float:
         """Return the hours from start to end with as many of these slots busy as the cells' ranks allow."""
-        longest = max((p.seconds for p in self.main), default=0.0)
-        return max(wall_seconds(self.search.work(self.main), slots), longest) / 3600
+        longest = max((p.seconds for p in self.pool), default=0.0)
+        return max(wall_seconds(self.search.work(self.pool), slots), longest) / 3600
 
     @property
     def cost(self) -> float | None:
@@ -189,7 +185,7 @@ class Plan:
         if not matches:
             raise SpecError(
                 f"no cell of {self.name!r} is called {shortened(key)!r}; "
-                f"`interplay plan {self.name} --json` lists their keys and names."
+                f"`{call('plan', self.name)}` lists them."
             )
         return matches[0]
 

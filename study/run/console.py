@@ -56,7 +56,7 @@ class Viewer:
         self.measured = self.estimated = 0.0
         """Seconds of the cells that ended in this run, and the plan's estimate of them."""
         self._failed: set[str] = set()
-        self._missing = {planned.cell.key: planned for planned in plan.main}
+        self._missing = {planned.cell.key: planned for planned in plan.pool}
         self._began = time.monotonic()
         rate = 1 if slots >= MANY_SLOTS else 2
         self.live = Live(console=console, get_renderable=self.render, refresh_per_second=rate, transient=True)
@@ -177,7 +177,7 @@ class Viewer:
         """
         cells: Sequence[PlannedCell] = self.plan.cells
         if self.plan.search.may_end_early:
-            cells = [planned for planned in self.plan.main if planned.cell.key not in self._missing]
+            cells = [planned for planned in self.plan.pool if planned.cell.key not in self._missing]
         by_budget = len({planned.compared_at for planned in cells}) <= MOST_ROWS
         at_compute = any(planned.compute is not None for planned in cells)
         groups: dict[float, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))

@@ -124,7 +124,7 @@ def tried_cells(plan: Plan) -> list[PlannedCell]:
 
     Only cells of one rank can be timed; there may be none.
     """
-    cells = sorted((p for p in plan.main if p.layout.ranks == 1), key=lambda planned: planned.flops)
+    cells = sorted((p for p in plan.pool if p.layout.ranks == 1), key=lambda planned: planned.flops)
     if not cells:
         return []
     deepest = max(cells, key=lambda planned: planned.cell.shape.depth)

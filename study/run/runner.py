@@ -271,7 +271,7 @@ class _Run:
 
     def _slots(self) -> machines.Slots:
         """The slots of the cluster or of this machine, which are refused if they cannot hold all cells."""
-        resources, layouts = self.spec.resources, {planned.layout for planned in self.plan.main}
+        resources, layouts = self.spec.resources, {planned.layout for planned in self.plan.pool}
         if self.cluster:
             self.cluster.check(layouts)
             return self.cluster.slots

@@ -50,7 +50,7 @@ class CrossingSearch(Search):
         self.total, self._workers, self._name = plan.cell_count, workers, plan.name
         self._section, self._objective = spec.search, objective_of(spec)
         # Sensitivity runs are not the search's.
-        self._cells = {planned.cell.key: planned for planned in plan.main}
+        self._cells = {planned.cell.key: planned for planned in plan.pool}
         self._options = {key: _option(planned) for key, planned in self._cells.items()}
         self._keys = {option: key for key, option in self._options.items()}
         self._costs = sorted({option.cost for option in self._options.values()})

@@ -74,12 +74,12 @@ class OptunaStudies(Trials):
         self._storage = RDBStorage(f"sqlite:///{database}") if database else InMemoryStorage()
         self._rows = dict(rows)
         self._running: set[str] = set()
-        several = len({planned.lr_factor for planned in plan.main}) > 1
+        several = len({planned.lr_factor for planned in plan.pool}) > 1
         spec = plan.planner.spec
         has_levels = spec.training.has_levels or spec.frontier.flops is not None
         self._candidates: dict[float, dict[tuple[float, ...], _Candidate]] = {}
         self._of_cell: dict[str, _Candidate] = {}
-        for planned in plan.main:
+        for planned in plan.pool:
             params: dict[str, float] = {DEPTH: planned.cell.shape.depth}
             if several:
                 params[LR_FACTOR] = planned.lr_factor

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from trainables.cell import Precision
@@ -74,7 +73,7 @@ class Device:
 
 
 def _gpu(name: str, title: str, model: str, gigabytes: int, bf16: float, fp32: float, link: float) -> Device:
-    peak: Mapping[Precision, float] = MappingProxyType({"bf16": bf16 * 1e12, "fp32": fp32 * 1e12})
+    peak: Mapping[Precision, float] = {"bf16": bf16 * 1e12, "fp32": fp32 * 1e12}
     return Device(name, title, gigabytes * 10**9, peak, link * 1e9 * LINK_SHARE, accelerator=model)
 
 
@@ -91,7 +90,7 @@ _DEVICES = (
         # 4x16 tokens) to 384 ms (d=128 L=4, 32x128). `tests/study/plan/test_cost.py` checks the fit. An earlier fit on
         # another machine of this kind gave times 1.6 to 2.7 times as long, so other CPUs may differ as much. bf16 was
         # 0.6 to 1.2 times as fast, so both count the same.
-        peak=MappingProxyType({"fp32": 79e9, "bf16": 79e9}),
+        peak={"fp32": 79e9, "bf16": 79e9},
         utilisation=1.0,
         seconds_per_step=1e-4,
         seconds_per_step_layer=1.3e-3,
@@ -131,13 +130,11 @@ class _Devices(dict[str, Device]):
             raise KeyError(name)
         peak = {precision: share * rate for precision, rate in whole.peak.items()}
         title = f"a slice {size} of {whole.title}"
-        return replace(
-            whole, name=name, title=title, memory=memory, peak=MappingProxyType(peak), is_slice=True
-        )
+        return replace(whole, name=name, title=title, memory=memory, peak=peak, is_slice=True)
 
 
 #: All devices by name: `DEVICES[name]` also has the slices of those that can be divided, which are not listed.
-DEVICES: Mapping[str, Device] = MappingProxyType(_Devices({device.name: device for device in _DEVICES}))
+DEVICES: Mapping[str, Device] = _Devices({device.name: device for device in _DEVICES})
 
 
 def cores() -> int:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from core.command_line import command
+from core.command_line import call
 from core.errors import shortened
 from study.errors import SpecError
 from study.spec import yaml_file
@@ -295,7 +295,7 @@ def _fix_of_recorded(path: Path) -> str:
     text = "Another version of Interplay has written it, or it was edited."
     table = path.parent / "runs.csv"
     if table.is_file():
-        text += f" To read its rows all the same: `{command('fit', str(table))}`."
+        text += f" To read its rows all the same: `{call('fit', table)}`."
     return f"{text} To go on with the study, correct the file as said; finished cells are kept."
 
 

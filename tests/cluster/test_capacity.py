@@ -33,7 +33,7 @@ def driver(tmp_path, monkeypatch):
         with ExitStack() as stack:
             found = runner._joined(stack, spec, Console(quiet=True))
             plan = make_plan(spec, capacity=found.capacity).trainable()
-            found.check({planned.layout for planned in plan.main})
+            found.check({planned.layout for planned in plan.pool})
             return found
 
     types = list(INSTANCE_TYPES.values())
@@ -110,7 +110,9 @@ def test_the_check_of_a_file_and_the_driver_agree(tmp_path, driver, kind, overri
     if refusal:
         with pytest.raises(SpecError, match=refusal) as refused:
             driver(file, spec)
-        assert told == [f"the study quickstart does not fit: {str(refused.value).rstrip('.')}"]
+        assert told == [
+            f"the study quickstart cannot be planned on these machines: {str(refused.value).rstrip('.')}"
+        ]
         return
     assert not told
     found, foretold = driver(file, spec), capacity_of(file, spec.resources)

@@ -297,7 +297,7 @@ def test_a_job_has_the_revision_and_time_to_save_its_largest_cell(sent, dashboar
     assert variables["INTERPLAY_REVISION"] == revision()
     plan = make_plan(load_spec("levine2020"))
     # Weights and two moments in fp32, weights in bf16.
-    largest = 14 * max(planned.parameters.total for planned in plan.main)
+    largest = 14 * max(planned.parameters.total for planned in plan.pool)
     seconds = int(variables["RAY_JOB_STOP_WAIT_TIME_S"]) - RESULTS_SECONDS
     assert largest > 10e9
     assert 50e6 < SAVES * largest / seconds < 100e6, "bytes per second"

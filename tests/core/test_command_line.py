@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from core.command_line import in_shell, option, options, try_with
+from core.command_line import call, in_shell, option, options, try_with
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,26 @@ def test_several_options_are_ready_to_paste():
         assert options(depth=32, width="D") == "--depth 32 --width D"
         assert try_with(tried[:1]) == " Try: interplay fit 'my runs.csv' --column 'loss=my loss'"
         assert try_with(changes=["data.path=null"]) == " Try: interplay fit 'my runs.csv' data.path=null"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "python", "shell"),
+    [
+        (
+            ("fit", "my runs.csv"),
+            {"out": "a.json"},
+            "fit('my runs.csv', out='a.json')",
+            "fit 'my runs.csv' --out a.json",
+        ),
+        (("fit", "RUNS"), {"uri": "URI"}, "fit(RUNS, uri=URI)", "fit RUNS --uri URI"),
+        (("recommend", "7B"), {"law": None}, "recommend('7B')", "recommend 7B"),
+        (("recommend",), {"flops": [1e20]}, "recommend(flops=1e+20)", "recommend --flops 1e+20"),
+        (("audit",), {"depth": 12, "width": "D"}, "audit(depth=12, width=D)", "audit --depth 12 --width D"),
+        (("try", "a", "data.path=x"), {}, "try_steps('a', 'data.path=x')", "try a data.path=x"),
+        (("run", "a"), {"results": Path("/b")}, "run('a', results='/b')", "run a --results /b"),
+    ],
+)
+def test_a_verb_is_a_call_in_python(arguments, given, python, shell):
+    assert call(*arguments, **given) == f"interplay.{python}"
+    with in_shell(["fit"]):
+        assert call(*arguments, **given) == f"interplay {shell}"

@@ -1,6 +1,10 @@
 import io
 import math
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -77,3 +81,23 @@ def test_what_takes_long_is_shown_on_a_terminal(monkeypatch, capsys, is_terminal
     out, err = capsys.readouterr()
     assert out == ""
     assert ("fitting" in err) == is_terminal
+
+
+RECOMMEND = [sys.executable, "-m", "interplay", "recommend", "1e9"]
+
+
+def test_a_full_disk_is_named_in_one_paragraph():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(RECOMMEND, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip().count("\n") == 0
+    assert "No space left on device" in done.stderr
+    assert "results" not in done.stderr
+
+
+def test_a_reader_that_has_ended_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        done = subprocess.run(RECOMMEND, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

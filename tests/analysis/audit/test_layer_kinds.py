@@ -122,7 +122,7 @@ JUDGED = [
 def test_layers_with_another_kind_are_counted(name):
     changes, (softmax, depth) = COUNTED[name]
     with pytest.raises(
-        InputError, match=rf"softmax attention in {softmax} of {depth} layers.*--depth {depth} --width"
+        InputError, match=rf"softmax attention in {softmax} of {depth} layers.*audit\(depth={depth}, width="
     ):
         model_config({**BASE, **changes}, "here")
 
@@ -131,7 +131,7 @@ def test_layers_with_another_kind_are_counted(name):
     ("word", "changes"), [(word, changes) for word, cases in KINDS.items() for changes in cases], ids=str
 )
 def test_whole_kinds_are_refused_with_the_key_and_a_command(word, changes):
-    with pytest.raises(InputError, match=rf"{word}.*interplay audit --depth 24 --width 2048") as caught:
+    with pytest.raises(InputError, match=rf"{word}.*interplay\.audit\(depth=24, width=2048\)") as caught:
         model_config({**BASE, **changes}, "here")
     family, *keys = changes
     assert any(key in str(caught.value) for key in keys) or changes[family] in str(caught.value)

@@ -124,7 +124,7 @@ def test_the_language_part_of_a_multimodal_model_is_read():
 )  # fmt: skip
 def test_models_that_the_law_does_not_describe_are_refused_with_a_way_out(configs, what):
     for config in configs:
-        with pytest.raises(InputError, match=rf"{what}.*interplay audit --depth \d+ --width \d+"):
+        with pytest.raises(InputError, match=rf"{what}.*interplay\.audit\(depth=\d+, width=\d+\)"):
             model_config(config.to_dict(), "here")
 
 

@@ -137,7 +137,7 @@ def test_blocks_of_another_size_are_noted():
     assert found.model.law_params == 12 * 32 * 4096**2
     # Llama 3.1 8B has 8.03e9 parameters, of these 1.05e9 in two tables.
     (note,) = [note for note in found.notes if "8% more" in note]
-    assert "`interplay recommend 6979321856`" in note
+    assert "`interplay.recommend(6979321856)`" in note
     usual = audit(model_config(LLAMA().to_dict(), "7B"), published_evidence(), 0.005)
     assert not any("12·L·d²" in note for note in usual.notes)
 

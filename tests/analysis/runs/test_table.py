@@ -309,7 +309,7 @@ def test_common_headings_neither_compete_nor_replace_ours():
         ("runs.xlsx", b"PK", "Save its sheet as CSV"),
         ("runs.txt", b"depth", "ends in .csv"),
         ("runs.csv.zst", b"depth", "decompress it"),
-        ("fit.json", b'{"crossings": [], "law": {}}', "interplay recommend --fit"),
+        ("fit.json", b'{"crossings": [], "law": {}}', "interplay.recommend(1e9, fit="),
         ("words.json", b'{"depth": "x"}', "is no run table"),
         ("ragged.csv", b"depth,width,loss\n1,8,2,3,4\n", "line 2, has 5 values"),
     ],
@@ -462,3 +462,11 @@ def test_a_table_of_records_is_that_of_their_frame():
     assert made.notes == read.notes == ()
     with pytest.raises(InputError):
         RunTable.of_records([], "the study")
+
+
+def test_a_table_shows_how_many_of_its_rows_are_used():
+    table = RunTable.from_frame(
+        pd.DataFrame({"depth": [1, 2, 2], "width": [8, 8, 8], "loss": [2.0, 1.9, None]})
+    )
+    assert repr(table).startswith(f"RunTable of {table.source}: 2 of 3 rows used (left out: 1 × ")
+    assert "<table" in table._repr_html_()

@@ -175,7 +175,7 @@ def test_a_recommendation_says_which_error_it_quotes(command):
 def test_a_recommendation_needs_a_size(command):
     status, out, err = command("recommend", "--law", "levine2020")
     assert (status, out) == (2, "")
-    assert "1e9 7e9" in err
+    assert "interplay recommend 7e9" in err
 
 
 def test_an_audit_loads_no_model_library(models):

@@ -196,8 +196,23 @@ def test_the_page_does_not_replace_the_report_of_a_study(results):
         interplay.compare(*NAMES, results=results, out=results / "small-300")
 
 
+def test_a_comparison_and_a_report_do_not_replace_each_others_page(results, tmp_path):
+    table = tmp_path / "runs.csv"
+    interplay.read(NAMES[0], results=results).write_csv(table)
+    for write in ("compare", "report"):
+        for _ in range(2):  # its own page is replaced
+            if write == "compare":
+                interplay.compare(*NAMES, results=results, out=tmp_path / write)
+            else:
+                interplay.report(table, out=tmp_path / write)
+    with pytest.raises(SpecError, match=r"comparison\.json"):
+        interplay.report(table, out=tmp_path / "compare")
+    with pytest.raises(SpecError, match=r"fit\.json"):
+        interplay.compare(*NAMES, results=results, out=tmp_path / "report")
+
+
 def test_a_study_without_rows_is_refused_with_the_command_that_trains_it(results):
-    with pytest.raises(SpecError, match="interplay run"):
+    with pytest.raises(SpecError, match=r"interplay\.run"):
         interplay.compare("small-300", SMALL, results=results)
 
 

@@ -21,7 +21,7 @@ from tests.study.tracking.examples import mlflow_study, row
 
 
 def test_a_folder_without_a_store_is_refused_with_what_to_run(tmp_path):
-    with pytest.raises(SpecError, match=r"no MLflow store.*interplay run"):
+    with pytest.raises(SpecError, match=r"no MLflow store.*interplay\.run"):
         serve(tmp_path, "127.0.0.1", 5000, Console(quiet=True))
 
 

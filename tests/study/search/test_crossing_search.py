@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -225,13 +224,12 @@ def test_only_cells_that_diverged_give_their_shape_up(kind):
         assert len(lost) > LOST_RUNS, "a failure says nothing of the shape"
 
 
-def test_cells_of_an_arm_are_none_of_the_searchs():
+def test_sensitivity_runs_are_no_cells_of_the_search():
     spec, plan = study_of("max_cells: 12")
     first = plan.cells[0]
     sensitivity_runs = [
         plan.planned_for(first.cell.shape, first.budget, factor, 0, "sensitivity") for factor in (0.5, 2)
     ]
-    plan = replace(plan, more=(*plan.more, *sensitivity_runs))
     known = {
         sensitivity_runs[0].cell.key: stub_row(sensitivity_runs[0], 0.9),
         first.cell.key: outcome_of(first),

@@ -246,7 +246,7 @@ def test_every_search_leaves_studies_that_plain_optuna_opens(tmp_path, sampler):
         found = trials_of(path, budget)
         assert len(found) == (2 if sampler == "frontier" else 3)
         for depth, trial in found.items():
-            cells = [p for p in plan.main if (p.budget, p.cell.shape.depth) == (budget, depth)]
+            cells = [p for p in plan.pool if (p.budget, p.cell.shape.depth) == (budget, depth)]
             losses = [known[p.cell.key].loss for p in cells if p.cell.key in known]
             assert trial.state == TrialState.COMPLETE
             assert trial.value == pytest.approx(sum(losses) / len(losses))

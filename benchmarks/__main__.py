@@ -15,8 +15,7 @@ from rich.table import Table
 from benchmarks.figure import Figure
 from study.spec.devices import cores
 
-#: Modules of this folder; the long study takes half an hour, Muon and the search a quarter, the driver and the
-#: quickstart minutes, the others seconds.
+#: Modules of this folder; the search takes half an hour, Muon a quarter, the driver minutes, the others seconds.
 PARTS = (
     "step",
     "loss",
@@ -25,14 +24,10 @@ PARTS = (
     "gang",
     "plan",
     "answer",
-    "proposal",
     "search",
-    "frontier",
     "muon",
     "diagnostics",
     "driver",
-    "long",
-    "quickstart",
 )
 
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from benchmarks import churn
 from benchmarks.__main__ import main
 from benchmarks.figure import Figure
 
@@ -58,22 +57,3 @@ def test_the_steps_are_measured_against_the_hand_written_loop(bench):
     assert code in (0, 1)
     assert [f["limit"] for f in figures] == [1.15, 1.5, *[1.3] * 9]
     assert all(0.2 < f["value"] < 20 and "plain torch" in f["rival"] for f in figures)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("bucket", [False, True], ids=["folder", "bucket"])
-def test_interruptions_of_a_study_cost_no_cell(tmp_path, bucket):
-    cost = churn.churn(tmp_path, 20.0, bucket=bucket, workers=2, seconds=4, every=1, copy=0.2)
-    assert (cost["cells"], cost["failed"]) == (15, 0)
-    assert cost["kills"] > 0
-    assert 0 <= cost["wasted"] < 1
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(("mode", "valid"), [("before", 1), ("now", 2)])
-def test_a_killed_cell_loses_what_is_not_in_its_newest_valid_checkpoint(tmp_path, mode, valid):
-    """Of two checkpoints whose files are in the bucket, the second is valid before the third is due."""
-    at, saved = churn.lost_steps(tmp_path / "cell", churn.cell(), mode, 20.0, first=False, until_kill=8.0)
-    tags = sorted((tmp_path / "cell" / "bucket").glob("step-*"))
-    assert [len(list(tag.glob("complete.json"))) for tag in tags] == [1, valid - 1]
-    assert saved == int(tags[valid - 1].name.split("-")[1]) < at

@@ -61,8 +61,8 @@ ELSEWHERE = {
     "make evidence": "nothing: it takes an hour; tests/study/spec/test_presets.py plans its study",
     "make evidence-families": "as above, half an hour",
     "make test-gpu": "benchmarks/gpu, which `make test` and `make test-gate` run in miniature",
-    "make bench-gpu": "benchmarks/gpu/test_stages.py, in miniature",
-    "make bench": "test_bench.py runs its quick parts; the whole takes ten minutes",
+    "make bench-gpu": "test_gpu_stages.py, in miniature",
+    "make bench": "test_bench.py runs its quick parts; the whole takes an hour",
     **dict.fromkeys(
         (
             ".venv/bin/python -m tests.coverage --studies 100 --json coverage.json",

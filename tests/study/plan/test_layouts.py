@@ -24,6 +24,7 @@ from study.plan.table import plan_table
 from study.spec.devices import DEVICES, usable_memory
 from study.spec.resources import ResourcesSection
 from study.spec.study import load_spec
+from tests.named import assert_named, refused
 from tests.study.small import SMALL
 from trainables.cell import Cell, Recipe, Shape
 from trainables.layout import Layout, default_zero
@@ -49,11 +50,6 @@ def layout_planner(one: Recipe | None = None, capacity: int = 64, **resources: A
     """Under a section of resources, with room for so many ranks at a time."""
     section = ResourcesSection(**{"device": "a100-40gb", "shard_vocabulary": "never", **resources})
     return LayoutPlanner(section, DEVICES[section.device], capacity, one or recipe(), VOCABULARY)
-
-
-def assert_named(message: str, *parts: str) -> None:
-    """Keys, numbers and shapes of a message, whatever its words."""
-    assert not [part for part in parts if part not in message], message
 
 
 def must_fit(planner: LayoutPlanner, shape: Shape) -> None:
@@ -121,7 +117,7 @@ def test_auto_is_the_first_that_fits_of_all_layouts_there_are(
         one, slots, activation_checkpointing=activation_checkpointing, zero=zero, compile="never"
     )
     if not order:
-        with pytest.raises(SpecError, match="cannot train"):
+        with refused(f"depth {depth}, width {width}"):
             must_fit(planner, shape)
         return
     choice = planner.choose(shape)
@@ -137,7 +133,7 @@ def test_a_shape_too_large_for_one_device_is_shared_among_the_fewest_it_fits_and
     assert choice.cost.memory.total <= usable_memory(DEVICES["a100-40gb"])
     alone = memory(SHAPE, VOCABULARY, recipe(), Layout(micro_batch=1), on_gpu=True).total / 1e9
     degrees = f"tensor parallel {tensor}" + (f" x data parallel {data}" if data > 1 else "")
-    assert f"{degrees}: {alone:.3g} GB of 36 GB on one device" in choice.flags
+    assert_named(choice.flags[0], degrees, f"{alone:.3g} GB", "36 GB")
 
 
 def test_the_batch_is_cut_down_to_one_sequence_before_more_devices_are_taken() -> None:
@@ -186,7 +182,7 @@ def test_auto_takes_no_more_devices_together_than_a_cluster_has_in_one_machine()
     assert degrees(1)[1] > 1
     assert degrees(2)[0] == 2
     assert degrees(1, tensor_parallel=4)[0] == 4, "what is asked for is looked at by `check_capacity`"
-    with pytest.raises(SpecError, match=r"Take machines with 16 devices or more, or leave"):
+    with refused("16 devices"):
         degrees(1, Shape(depth=16, width=8192, heads=128), data_parallel=1)
 
 
@@ -210,7 +206,7 @@ def test_activations_are_recomputed_where_nothing_else_fits_on_as_few_devices() 
     choice = layout_planner(one, activation_checkpointing="auto").choose(shape)
     assert choice.layout.ranks == 1
     assert choice.layout.activation_checkpointing
-    assert any(flag.startswith("recomputed: ") and "with activations kept" in flag for flag in choice.flags)
+    assert any(flag.startswith("recomputed: ") for flag in choice.flags)
     assert (
         not layout_planner(activation_checkpointing="auto")
         .choose(Shape(depth=2, width=64, heads=2))
@@ -383,41 +379,36 @@ def test_the_stage_is_the_cheapest_that_is_right_unless_said() -> None:
 # What is refused
 
 
-def test_heads_that_a_degree_does_not_divide_are_refused_with_the_way_out() -> None:
-    message = refusal(Shape(depth=6, width=4096, heads=2), tensor_parallel=4)
-    assert_named(message, "tensor_parallel 4", "2 heads", "depth 6, width 4096")
-    assert "`{min_width: {4: WIDTH}}`" in message
-    assert "`frontier.head_dim: 64` in place of `heads`" in message
-    # 64 would give a width of 64 fewer heads than two.
-    message = refusal(Shape(depth=6, width=64, heads=2), tensor_parallel=4)
-    assert "a smaller `frontier.head_dim` in place of `heads`" in message
+NARROW = Shape(depth=2, width=256, heads=4)
+#: Shape, slots, resources, and what the refusal names: keys, numbers, the way out.
+REFUSED: list[tuple[Shape, int, dict[str, Any], tuple[str, ...]]] = [
+    (Shape(depth=6, width=4096, heads=2), 64, {"tensor_parallel": 4},
+     ("tensor_parallel 4", "2 heads", "depth 6, width 4096", "`{min_width: {4: WIDTH}}`", "`frontier.head_dim: 64`")),
+    # A head width of 64 would give fewer heads than two.
+    (Shape(depth=6, width=64, heads=2), 64, {"tensor_parallel": 4}, ("a smaller `frontier.head_dim`",)),
+    (SHAPE, 64, {"data_parallel": 3}, ("data_parallel 3", "64 sequences")),
+    (NARROW, 64, {"micro_batch": 7}, ("micro_batch 7", "64 sequences")),
+    (NARROW, 64, {"micro_batch": 32, "data_parallel": 4},
+     ("micro_batch 32", "16 sequences", "batch of 64", "data_parallel 4")),
+    (NARROW, 64, {"micro_batch": 128}, ("micro_batch 128",)),
+    (SHAPE, 4, {"tensor_parallel": 4, "data_parallel": 2},
+     ("`tensor_parallel` 4", "`data_parallel` 2", "8 devices", "depth 6, width 8192", "is 4 (auto", "`slots` to 8")),
+    (Shape(depth=12, width=8192, heads=2), 8, {},
+     ("a100-40gb", "depth 12, width 8192", "36 GB", "2 heads", "8 slots", "at most 8", "`frontier.head_dim: 64`")),
+    (Shape(depth=48, width=20_000, heads=2), 2, {"device": "cpu"},
+     ("`resources.device` cpu", "depth 48, width 20000", "2 slots")),
+]  # fmt: skip
 
 
-def test_a_batch_that_groups_do_not_divide_is_refused() -> None:
-    assert_named(refusal(SHAPE, data_parallel=3), "data_parallel 3", "64 sequences")
+@pytest.mark.parametrize(("shape", "slots", "resources", "named"), REFUSED)
+def test_what_no_layout_can_train_is_refused_with_its_keys_numbers_and_way_out(
+    shape: Shape, slots: int, resources: dict[str, Any], named: tuple[str, ...]
+) -> None:
+    assert_named(refusal(shape, slots, **resources), *named)
 
 
-def test_a_micro_batch_that_does_not_divide_is_refused() -> None:
-    shape = Shape(depth=2, width=256, heads=4)
-    assert_named(refusal(shape, micro_batch=7), "micro_batch 7", "64 sequences")
-    message = refusal(shape, micro_batch=32, data_parallel=4)
-    assert_named(message, "micro_batch 32", "16 sequences", "batch of 64", "data_parallel 4")
-    assert_named(refusal(shape, micro_batch=128), "micro_batch 128")
-
-
-def test_more_ranks_than_slots_are_refused() -> None:
-    message = refusal(SHAPE, 4, tensor_parallel=4, data_parallel=2)
-    assert_named(message, "`tensor_parallel` 4", "`data_parallel` 2", "8 devices", "depth 6, width 8192")
-    assert "`slots` is 4 (auto" in message
-    assert "Set `slots` to 8 or more, or take lower degrees" in message
+def test_only_slots_that_are_not_set_are_named_auto() -> None:
     assert "(auto" not in refusal(SHAPE, 4, tensor_parallel=8, slots=4)
-
-
-def test_what_fits_no_degree_is_refused_with_what_would_fit() -> None:
-    message = refusal(Shape(depth=12, width=8192, heads=2), 8)
-    assert_named(message, "`resources.device` a100-40gb", "depth 12, width 8192", "36 GB")
-    assert_named(message, "2 heads", "8 slots", "at most 8")
-    assert "`frontier.head_dim: 64` instead of `heads`" in message
 
 
 @pytest.mark.parametrize(
@@ -455,7 +446,6 @@ def test_every_way_out_that_is_named_is_one(shape: Shape, slots: int, resources:
         must_fit(layout_planner(None, slots, **{**resources, "device": device}), shape)
         tried += 1
     assert tried
-    assert message.endswith("leave the largest budgets out.")
 
 
 # The plan
@@ -477,10 +467,10 @@ def test_the_plan_shows_degree_memory_and_why(tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(plan_table(plan))
     text = console.export_text()
-    assert "of 36 GB on one device" in text
-    assert "TP: devices that share each matrix of a cell" in text
-    assert any("several devices" in note for note in plan.notes)
-    assert not any("several devices" in note for note in wide(tmp_path, "frontier.widths={6: [512]}").notes)
+    assert all(flag in " ".join(text.split()) for planned in plan.cells for flag in planned.flags)
+    assert "TP: " in text
+    narrow = wide(tmp_path, "resources.slots=8", "frontier.widths={6: [512]}")
+    assert ["225 GB/s" in " ".join(of.notes) for of in (plan, narrow)] == [True, False], "the links of gangs"
 
 
 def test_a_narrow_terminal_still_shows_degree_memory_and_time(tmp_path: Path) -> None:
@@ -575,7 +565,7 @@ def test_gangs_that_cannot_share_the_slots_take_longer() -> None:
 def test_a_study_is_read_where_it_could_not_be_trained(tmp_path: Path) -> None:
     (tmp_path / "wide.yaml").write_text(WIDE)
     spec = load_spec(str(tmp_path / "wide.yaml"), ["resources.tensor_parallel=8", "resources.slots=1"])
-    with pytest.raises(SpecError, match="takes 8 devices"):
+    with refused("8 devices"):
         make_plan(spec).trainable()
     whole = load_spec(str(tmp_path / "wide.yaml"))
     keys = [planned.cell.key for planned in make_plan(whole).cells]

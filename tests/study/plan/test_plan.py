@@ -20,7 +20,7 @@ from study.plan.table import plan_table
 from study.spec.devices import DEVICES, usable_memory
 from study.spec.frontier import FrontierShape
 from study.spec.study import load_spec
-from tests.study.plan.test_layouts import assert_named
+from tests.named import assert_named
 from tests.study.small import SMALL
 from trainables.cell import Shape
 from trainables.model.counts import memory
@@ -195,18 +195,6 @@ def test_a_batch_too_large_for_the_device_is_cut_into_equal_pieces_that_fit() ->
             assert f"batch in {512 // micro_batch} pieces of {micro_batch}" in planned.flags
 
 
-def test_what_cannot_fit_even_one_sequence_at_a_time_is_refused() -> None:
-    message = refusal("levine2020", "frontier.widths={48: [4096]}", "resources.slots=1")
-    assert_named(message, "`resources.device` a100-80gb", "depth 48, width 4096", "72 GB")
-    message = refusal("levine2020", "frontier.widths={48: [2816]}", "resources.slots=1")
-    assert "a larger device (h200-141gb" in message
-
-
-def test_a_cpu_study_beyond_this_machines_memory_is_refused() -> None:
-    message = refusal(SMALL, "frontier.widths={48: [20000]}", "resources.slots=2")
-    assert_named(message, "`resources.device` cpu", "depth 48, width 20000", "2 slots")
-
-
 def test_slots_are_the_cores_with_a_gigabyte_each_unless_said() -> None:
     cores = len(os.sched_getaffinity(0))
     memory_slots = usable_memory(DEVICES["cpu"]) // 10**9
@@ -233,7 +221,7 @@ def test_cost_is_the_price_times_the_hours() -> None:
     assert plan_of(SMALL, "resources.price_per_hour=0").cost == 0
     gpu = plan_of("one-gpu-night")
     assert gpu.cost == pytest.approx(gpu_price("h100-80gb").hour * gpu.device_hours)
-    assert any("AWS on demand" in note for note in gpu.notes)
+    assert any("AWS" in note for note in gpu.notes)
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(plan_table(gpu))
     (total,) = [line for line in console.export_text().splitlines() if line.strip().startswith("total")]
@@ -273,10 +261,10 @@ def test_epochs_stand_in_the_plan_with_a_warning_from_the_second_pass_on() -> No
     twice = plan_of(SMALL, "data.sequences=9600")
     assert twice.to_json()["epochs"] == 2
     (note,) = twice.to_json()["notes"]
-    assert "2.00 times (epochs)" in note
+    assert "2.00" in note
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(plan_table(twice))
-    assert "(2.00 epochs of the data)" in console.export_text()
+    assert "2.00 epochs" in console.export_text()
 
 
 def test_the_epochs_of_text_follow_from_its_limits_and_its_size(tmp_path: Path) -> None:
@@ -295,7 +283,8 @@ def test_the_epochs_of_text_follow_from_its_limits_and_its_size(tmp_path: Path) 
 def test_depths_without_a_shape_are_listed_and_noted() -> None:
     plan = plan_of(SMALL, "frontier.tolerance=0.1")
     assert [(round(m.budget), m.depth, m.nearest_width) for m in plan.misses] == [(6197, 4, 12)]
-    assert any("left out: depth 4 at budget 6,197" in note and "12% above" in note for note in plan.notes)
+    (note,) = (note for note in plan.notes if "depth 4" in note)
+    assert_named(note, "6,197", "12%")
     assert plan.to_json()["misses"][0]["deviation"] == pytest.approx(0.115, abs=1e-3)
 
 
@@ -317,14 +306,13 @@ def test_options_are_in_every_cell_and_in_the_protocol_and_cells_without_any_kee
 
 def test_options_without_effect_are_noted() -> None:
     option = "training.deepspeed.zero_optimization.overlap_comm=true"
-    assert any("no effect" in note and "stage 0" in note for note in plan_of(SMALL, option).notes)
-    assert not any("no effect" in note for note in plan_of(SMALL, option, "resources.zero=1").notes)
+    assert any("stage 0" in note for note in plan_of(SMALL, option).notes)
+    assert not any("stage 0" in note for note in plan_of(SMALL, option, "resources.zero=1").notes)
 
 
 def test_what_deepspeed_does_not_take_is_refused_before_anything_starts() -> None:
     message = refusal(SMALL, "training.deepspeed.zero_optimization.overlap_com=true", "resources.zero=2")
-    assert "at ZeRO stage 2" in message
-    assert "`overlap_com`" in message
+    assert_named(message, "stage 2", "`overlap_com`")
 
 
 # Output
@@ -350,9 +338,8 @@ def test_the_table_has_a_line_a_shape_and_fits_a_terminal() -> None:
     text = console.export_text()
     assert sum(" h2 " in line for line in text.splitlines()) == 15
     assert "…" not in text
-    assert "24,576" in text
-    assert "27,808" in text
-    assert "width above the vocabulary of 9 tokens" in text
+    assert_named(text, "24,576", "27,808", *plan.cells[-1].flags)
+    assert plan.cells[-1].flags
 
 
 # Size
@@ -407,13 +394,8 @@ def test_a_search_may_train_more_seeds_and_shapes_between_the_budgets() -> None:
 def test_a_target_that_two_crossings_cannot_reach_is_noted(depths: str, objective: str, never: bool) -> None:
     search = f"search={{sampler: crossing, max_cells: 20, objective: {objective}, halfwidth: 0.1}}"
     plan = plan_of(SMALL, f"frontier.depths={depths}", search)
-    assert (
-        any(
-            "`search.halfwidth` is never reached" in note
-            for note in plan.search.describe(plan.cells, plan.more)
-        )
-        == never
-    )
+    notes = plan.search.describe(plan.cells, plan.more)
+    assert any("`search.halfwidth`" in note for note in notes) == never
 
 
 def test_the_seeds_of_a_search_begin_with_those_of_the_spec() -> None:
@@ -459,8 +441,8 @@ def test_a_plan_says_that_an_arm_follows(capsys) -> None:
 
 def test_a_search_that_may_train_no_cell_at_all_is_refused() -> None:
     message = refusal(SMALL, "search={sampler: crossing, max_flops: 1e9}")
-    assert "`search.max_flops` is 1e+09, and the cheapest cell takes " in message
-    assert "raise it" in message
+    cheapest = min(planned.flops for planned in plan_of(SMALL).cells)
+    assert_named(message, "`search.max_flops` is 1e+09", f"{cheapest:.3g}")
 
 
 def test_a_cell_that_is_not_listed_can_be_planned() -> None:
@@ -477,8 +459,7 @@ def test_a_cell_that_is_not_listed_can_be_planned() -> None:
 def test_the_plan_of_a_search_says_what_it_chooses_from_and_what_ends_it(capsys) -> None:
     Console(width=400).print(plan_table(plan_of(SMALL, CROSSING)))
     text = capsys.readouterr().out
-    assert "these 15 shapes and " in text
-    assert "the projected depth is known to ±10 %, at the latest at 20 cells" in text
+    assert_named(text, "15 shapes", "±10 %", "20 cells")
 
 
 # Bounds
@@ -499,10 +480,9 @@ def test_a_plan_of_too_many_cells_is_refused_before_it_is_made(
     overrides: list[str], count: int | None
 ) -> None:
     message = refusal(SMALL, *overrides)
-    assert "the 10,000 of `frontier.max_cells`" in message
+    assert_named(message, "10,000", "`frontier.max_cells`")
     if count is not None:
-        assert f"{count:,} " in message
-        assert f"set `frontier.max_cells: {count}`" in message
+        assert_named(message, f"{count:,} ", f"`frontier.max_cells: {count}`")
 
 
 def test_the_bound_of_a_plan_can_be_raised_and_lowered() -> None:
@@ -518,7 +498,7 @@ def test_a_bound_counts_the_cells_that_a_search_may_add() -> None:
     plan = plan_of(SMALL, search)
     assert len(plan.pool) > len(plan.cells)
     plan_of(SMALL, search, f"frontier.max_cells={len(plan.pool)}")
-    assert f"set `frontier.max_cells: {len(plan.pool)}`" in refusal(
+    assert f"`frontier.max_cells: {len(plan.pool)}`" in refusal(
         SMALL, search, f"frontier.max_cells={len(plan.pool) - 1}"
     )
 
@@ -623,12 +603,11 @@ def test_the_table_of_unequal_tokens_has_those_of_each_shape_and_both_ends_and_s
     plan = plan_of(SMALL, *BY_RATIO)
     Console(width=400).print(plan_table(plan))
     shown = capsys.readouterr().out
-    assert "30,720 to 492k training tokens per cell (20 per parameter" in shown
-    assert "492k 98.7G" in shown
+    assert_named(shown, "30,720 to 492k", "20 per parameter", "492k 98.7G")
     assert any(note.startswith("120 steps: ") and "`training.batch: 2`" in note for note in plan.notes)
     smaller = plan_of(SMALL, BY_RATIO[0], "training.batch=2")
     assert min(p.cell.recipe.steps for p in smaller.cells) >= 200
-    assert not any("warm-up" in note for note in smaller.notes)
+    assert not any("`training.batch: " in note for note in smaller.notes)
 
 
 def test_searches_plan_cells_by_tokens_per_parameter() -> None:
@@ -678,7 +657,7 @@ def test_the_protocol_stays_when_a_number_of_tokens_is_added() -> None:
 def test_the_table_has_a_line_for_each_shape_and_number_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     Console(width=400).print(plan_table(plan_of(SMALL, LEVELS)))
     shown = capsys.readouterr().out
-    assert "200k, 400k and 800k training tokens per cell" in shown
+    assert "200k, 400k and 800k" in shown
     assert shown.count("L4 d22 h2") == 3
 
 
@@ -778,6 +757,6 @@ def test_a_depth_with_too_few_sizes_at_a_compute_is_noted() -> None:
     few = plan_of(SMALL, *AT_FLOPS[:2], "frontier.tolerance=0.05", "training.seeds=1")
     sizes = [(p.compute, p.cell.shape.depth) for p in few.cells]
     short = {place for place in sizes if sizes.count(place) < 3}
-    noted = [note for note in few.notes if "a least loss inside its sizes needs 3" in note]
+    noted = [note for note in few.notes if "needs 3" in note]
     assert len(noted) == len(short) > 0
     assert not any("needs 3" in note for note in plan_of(SMALL, *AT_FLOPS).notes)

@@ -36,6 +36,7 @@ from study.revision import revision
 from study.spec.study import load_spec
 from study.tracking.ledger import Ledger
 from tests.environment import environment_without, free_port
+from tests.named import assert_named
 from tests.study.small import SMALL
 from tests.trainables.data.tokenizer_files import save
 
@@ -158,19 +159,8 @@ def sent(dashboard, monkeypatch):
 
     def sent(source, *overrides):
         dashboard.accepts = True
-        monkeypatch.setattr(
-            "sys.argv",
-            [
-                "interplay",
-                "submit",
-                str(source),
-                *overrides,
-                "--address",
-                dashboard.address,
-                "--no-wait",
-                "--yes",
-            ],
-        )
+        words = ["interplay", "submit", str(source), *overrides, "--address", dashboard.address]
+        monkeypatch.setattr("sys.argv", [*words, "--no-wait", "--yes"])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert not ended.value.code
@@ -184,16 +174,12 @@ def sent(dashboard, monkeypatch):
     return sent
 
 
-def test_a_preset_is_called_by_its_name_with_its_overrides(sent, checkout):
+def test_a_preset_is_called_by_its_name_with_its_overrides(sent, checkout, monkeypatch):
+    monkeypatch.chdir(checkout / "interplay")
     entrypoint, files = sent("quickstart", "training.seeds=1", "frontier.depths=[1, 2]")
     assert entrypoint == "python -m interplay run quickstart training.seeds=1 'frontier.depths=[1, 2]'"
     assert {"interplay/__main__.py", "pyproject.toml", "corpus.txt"} <= set(files)
     assert not {"results/big.bin", "secret.txt"} & set(files)
-
-
-def test_a_checkout_is_found_from_a_folder_inside(sent, checkout, monkeypatch):
-    monkeypatch.chdir(checkout / "interplay")
-    assert "pyproject.toml" in sent("quickstart")[1]
 
 
 def test_any_other_spec_is_sent_whole(sent, checkout, tmp_path):
@@ -210,37 +196,33 @@ def test_without_a_checkout_the_package_of_the_machines_runs(sent):
     assert set(sent(SMALL)[1]) == {"small.submitted.yaml"}
 
 
-def test_data_within_the_checkout_go_along_by_a_path_that_holds_there(sent, checkout):
-    _, files = sent("text", "data.path=corpus.txt")
-    assert "corpus.txt" in files
-    assert yaml.safe_load(files["text.submitted.yaml"])["data"]["path"] == "corpus.txt"
-
-
-def test_a_tokenizer_within_the_checkout_goes_along(sent, checkout, dashboard, capsys, monkeypatch):
+def test_data_and_tokenizer_of_the_checkout_go_along_by_paths_that_hold_there(
+    sent, checkout, dashboard, capsys, monkeypatch
+):
     for folder in ("mine", "results/mine"):
         save(checkout / folder, "llama")
     _, files = sent("text", "data.path=corpus.txt", "data.tokenizer=mine")
-    assert "mine/tokenizer.json" in files
+    assert {"corpus.txt", "mine/tokenizer.json"} <= set(files)
     data = yaml.safe_load(files["text.submitted.yaml"])["data"]
-    assert (data["tokenizer"], data["vocabulary"]) == ("mine", 700)
+    assert (data["path"], data["tokenizer"], data["vocabulary"]) == ("corpus.txt", "mine", 700)
     other = ("data.path=corpus.txt", "data.tokenizer=results/mine")
     assert "`data.tokenizer` is" in refused(capsys, monkeypatch, "text", *other)
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("path", "named"),
     [
-        ("secret.txt", "ignore excludes"),
-        ("results/big.bin", "ignore excludes"),
-        ("/etc/hostname", "does not have"),
-        ("~/mine.txt", "does not have"),
+        ("secret.txt", ["secret.txt", "ignore"]),
+        ("results/big.bin", ["results/big.bin", "ignore"]),
+        ("/etc/hostname", ["/etc/hostname"]),
+        ("~/mine.txt", ["mine.txt"]),
     ],
 )
 def test_data_that_the_cluster_would_not_have_are_refused(
-    checkout, dashboard, capsys, monkeypatch, tmp_path, path, message
+    checkout, dashboard, capsys, monkeypatch, tmp_path, path, named
 ):
     (tmp_path / "mine.txt").write_text("my words\n" * 100)
-    assert message in refused(capsys, monkeypatch, "text", f"data.path={path}")
+    assert_named(refused(capsys, monkeypatch, "text", f"data.path={path}"), "data.path", *named)
     assert not dashboard.asked
 
 
@@ -303,27 +285,26 @@ def test_a_job_has_the_revision_and_time_to_save_its_largest_cell(sent, dashboar
     assert 50e6 < SAVES * largest / seconds < 100e6, "bytes per second"
 
 
-def test_a_head_that_has_just_started_is_asked_again(sent, dashboard, soon):
-    dashboard.answers_before += [NO_AGENT, NO_AGENT]
-    assert sent("quickstart")[0] == "python -m interplay run quickstart"
-    assert dashboard.answers_before == []
-    assert len(dashboard.submitted) == 2, "besides the one that was accepted"
+@pytest.mark.parametrize(
+    ("answers_before", "submissions"), [([NO_AGENT, NO_AGENT], 3), ([(500, "No disk is left."), NO_AGENT], 1)]
+)
+def test_only_a_head_that_has_just_started_is_asked_again(
+    dashboard, soon, capsys, monkeypatch, answers_before, submissions
+):
+    dashboard.answers_before += answers_before
+    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
+    assert len(dashboard.submitted) == submissions
+    # What the first answer says that is not asked about again.
+    assert ("No disk is left" if submissions == 1 else "no driver could be started") in err
 
 
 def test_a_head_that_can_start_no_job_is_given_up(dashboard, soon, capsys, monkeypatch):
     monkeypatch.setattr(submitting, "AGENT_SECONDS", 0.2)
     dashboard.answers_before += [NO_AGENT] * 10_000
-    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert "refused the request: " in err
-    assert "No available agent" in err
+    assert NO_AGENT[1].rstrip(".") in refused(
+        capsys, monkeypatch, "quickstart", "--address", dashboard.address
+    )
     assert len(dashboard.submitted) > 1
-
-
-def test_no_other_answer_is_asked_for_again(dashboard, capsys, monkeypatch):
-    dashboard.answers_before += [(500, "No disk is left."), NO_AGENT]
-    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert "No disk is left" in err
-    assert len(dashboard.submitted) == 1
 
 
 # The price
@@ -355,7 +336,7 @@ def at_aws(dashboard, capsys, monkeypatch, tmp_path):
 def test_a_study_above_50_dollars_is_submitted_only_if_the_user_agrees(at_aws, answer, status, jobs):
     ended, printed, submitted = at_aws("one-gpu-night", answer=answer)
     assert (ended, submitted) == (status, jobs)
-    assert re.search(r"costs about \$5\d\. Submit it\? \[y/N\]", printed)
+    assert re.search(r"\$5\d\..*\[y/N\]", printed)
 
 
 def test_a_study_is_submitted_by_its_name(at_aws, tmp_path):
@@ -383,7 +364,7 @@ def test_a_cheap_study_is_not_asked_about_and_none_above_the_limit_is_sent(at_aw
 def test_a_price_that_is_not_known_is_asked_about(at_aws):
     ended, printed, submitted = at_aws("quickstart", file=())
     assert (ended, submitted) == (2, 0)
-    assert "not known" in printed
+    assert "--yes" in printed
     assert at_aws("quickstart", file=(), answer="y")[::2] == (0, 1)
 
 
@@ -400,126 +381,83 @@ def job(**values):
     }
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_token_that_is_refused_is_named_and_not_shown(dashboard, capsys, monkeypatch, status):
-    dashboard.refusal = status
-    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert "it refuses the token" in err
-    assert "abc" not in err
-
-
-def test_the_address_asked_for_is_the_one_that_is_used_and_the_token_is_sent(dashboard, capsys, monkeypatch):
-    """RAY_ADDRESS would silently replace the address in Ray's client."""
-    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert "no driver could be started" in err
-    assert ("/api/jobs/", "Bearer abc") in dashboard.asked
+QUICKSTART = {"interplay_study": "quickstart"}
+PRESET = "python -m interplay run presets/quickstart.yaml"
+STARTED = "no driver could be started"
+STOP = "interplay stop raysubmit_7 --address {}`"
 
 
 @pytest.mark.parametrize(
-    "running",
+    ("answers", "named"),
     [
-        job(metadata={"interplay_study": "quickstart"}),
-        job(entrypoint="python -m interplay run quickstart training.seeds=1"),
-        job(entrypoint="python -m interplay run presets/quickstart.yaml", status="PENDING"),
+        # RAY_ADDRESS would silently replace the address in Ray's client.
+        ({}, STARTED),
+        ({"refusal": 401}, "the token"),
+        ({"refusal": 403}, "the token"),
+        ({"refusal": 404}, "no Ray dashboard"),
+        # The study runs there already.
+        ({"jobs": (job(metadata=QUICKSTART),)}, STOP),
+        ({"jobs": (job(entrypoint="python -m interplay run quickstart training.seeds=1"),)}, STOP),
+        ({"jobs": (job(entrypoint=PRESET, status="PENDING"),)}, STOP),
+        # Another one does, or it did.
+        ({"jobs": (job(metadata=QUICKSTART, status="FAILED"),)}, STARTED),
+        ({"jobs": (job(metadata={"interplay_study": "text"}),)}, STARTED),
+        ({"jobs": (job(entrypoint="python -m interplay run text"),)}, STARTED),
     ],
 )
-def test_a_study_that_runs_there_already_is_not_sent_again(dashboard, capsys, monkeypatch, running):
-    dashboard.jobs = (running,)
+def test_a_head_that_takes_no_job_is_refused_with_the_reason(dashboard, capsys, monkeypatch, answers, named):
+    for name, value in answers.items():
+        setattr(dashboard, name, value)
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert "job raysubmit_7 of this cluster already runs" in err
-    assert f"interplay stop raysubmit_7 --address {dashboard.address}`" in err
+    assert_named(err, named.format(dashboard.address))
+    assert "abc" not in err, "the token"
+    assert ".." not in err
+    assert bool(dashboard.submitted) == (named == STARTED)
+    assert {token for _, token in dashboard.asked} == {"Bearer abc"}
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("arguments", "named"),
     [
-        job(metadata={"interplay_study": "quickstart"}, status="FAILED"),
-        job(metadata={"interplay_study": "text"}),
-        job(entrypoint="python -m interplay run text"),
-    ],
-)
-def test_other_jobs_do_not_matter(dashboard, capsys, monkeypatch, other):
-    dashboard.jobs = (other,)
-    assert "refused the request: " in refused(
-        capsys, monkeypatch, "quickstart", "--address", dashboard.address
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["quickstrat"], "did you mean `quickstart`?"),
+        (["quickstrat"], "`quickstart`?"),
         (["quickstart", "training.deepspeed={nonsense: 1}"], "nonsense"),
-        (["quickstart", "--cluster", "absent.yaml"], "no cluster file absent.yaml"),
-        (["quickstart", "--address", "nowhere"], "not the address of a dashboard"),
-        (["quickstart", "--address", "http://127.0.0.1:9"], "no cluster answers on http://127.0.0.1:9"),
-        (["text", "data.path=/etc/hostname"], "does not have"),
+        (["quickstart", "--cluster", "absent.yaml"], "absent.yaml"),
+        (["quickstart", "--address", "nowhere"], "nowhere"),
+        (["quickstart", "--address", "http://127.0.0.1:9"], "http://127.0.0.1:9"),
+        (["quickstart", "resources.pool=huge", "--cluster", f"{ROOT}/cluster/aws.yaml"], "is 'huge'"),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_sent(dashboard, capsys, monkeypatch, arguments, message):
-    assert message in refused(capsys, monkeypatch, *arguments)
+def test_mistakes_are_refused_before_anything_is_sent(dashboard, capsys, monkeypatch, arguments, named):
+    if "--address" not in arguments:
+        arguments = [*arguments, "--address", dashboard.address]
+    assert named in refused(capsys, monkeypatch, *arguments)
     assert not dashboard.asked
 
 
 def test_a_missing_token_is_refused_before_anything_is_sent(dashboard, capsys, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/absent/token")
-    assert "/absent/token does not exist" in refused(
-        capsys, monkeypatch, "quickstart", "--address", dashboard.address
-    )
+    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
+    assert "/absent/token" in err
     assert not dashboard.asked
 
 
-def test_a_study_that_does_not_fit_the_clusters_machines_is_not_sent(dashboard, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    arguments = ("quickstart", "resources.pool=huge", "--cluster", "cluster/aws.yaml")
-    err = refused(capsys, monkeypatch, *arguments, "--address", dashboard.address)
-    assert "`resources.pool` is 'huge'" in err
-    assert not dashboard.asked
-
-
-def test_warnings_and_the_price_are_printed_and_do_not_stop_it(dashboard, capsys, monkeypatch, tmp_path):
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray/interplay-token").write_text("def")
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "200")
-    many = ["resources.slots=500"]
-    arguments = [
-        "submit",
-        "quickstart",
-        *many,
-        "--cluster",
-        "cluster/aws.yaml",
-        "--address",
-        dashboard.address,
-    ]
-    monkeypatch.setattr("sys.argv", ["interplay", *arguments])
-    with pytest.raises(SystemExit):
-        cli.main()
-    out = capsys.readouterr().out
-    assert "warning: `resources.slots` of quickstart is 500" in out
-    assert re.search(
-        r"(?m)^Estimated on cpu alone, 4 x m7i\.2xlarge: .*, about (\$[\d.]+|\d+ cents?) with the head\.$",
-        out,
-    )
+def test_warnings_and_the_price_are_printed_and_do_not_stop_it(at_aws, dashboard):
+    status, printed, submitted = at_aws("quickstart", "resources.slots=500")
+    assert (status, submitted) == (0, 1)
+    assert "`resources.slots` of quickstart is 500" in printed
+    assert re.search(r"(?m)^Estimated on cpu alone, 4 x m7i\.2xlarge: .*(\$[\d.]+|\d+ cents?)", printed)
     assert ("/api/jobs/", "Bearer def") in dashboard.asked, "the token is that of the cluster's file"
 
 
 def test_the_default_address_comes_from_the_environment(dashboard, capsys, monkeypatch):
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", dashboard.address)
-    assert "no driver could be started" in refused(capsys, monkeypatch, "quickstart")
+    assert STARTED in refused(capsys, monkeypatch, "quickstart")
 
 
 @pytest.mark.parametrize("options", [("--cluster", "my file.yaml"), ("--address", "http://10.0.0.1:8265")])
 def test_the_commands_that_are_printed_can_be_copied_into_a_shell(options):
     command = submitting.Cluster(None, options).command("logs", "x")
     assert shlex.split(command) == ["interplay", "logs", "x", *options]
-
-
-def test_another_web_server_is_not_a_dashboard(dashboard, capsys, monkeypatch):
-    dashboard.refusal = 404
-    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert "no Ray dashboard" in err
-    assert ".." not in err
 
 
 class FollowedJob:
@@ -538,20 +476,16 @@ class FollowedJob:
         return JobDetails(type="SUBMISSION", status=self.states.pop(0), entrypoint="", driver_exit_code=2)
 
 
-STOPPED = "Job x was stopped. Submit again to continue.\n"
-
-
-@pytest.mark.parametrize(
-    ("state", "status", "end"), [("SUCCEEDED", 0, ""), ("FAILED", 2, ""), ("STOPPED", 130, STOPPED)]
-)
-def test_the_log_is_written_and_the_status_of_the_job_is_returned(capsys, state, status, end):
+@pytest.mark.parametrize(("state", "status"), [("SUCCEEDED", 0), ("FAILED", 2), ("STOPPED", 130)])
+def test_the_log_is_written_and_the_status_of_the_job_is_returned(capsys, state, status):
     client = FollowedJob("RUNNING", state)
     assert submitting._follow(submitting.Cluster(client, ()), "x") == status
-    assert capsys.readouterr().out == "first\nsecond\n" + end
+    log, end = capsys.readouterr().out.split("second\n")
+    assert (log, bool(end)) == ("first\n", state == "STOPPED")
 
 
 def test_a_lost_connection_is_an_error_with_the_command_that_follows_the_job():
-    with pytest.raises(SpecError, match=r"lost the connection.*job x continues.*interplay logs x"):
+    with pytest.raises(SpecError, match=r"job x .*interplay logs x"):
         submitting._follow(submitting.Cluster(FollowedJob(lost=True), ()), "x")
 
 
@@ -572,8 +506,7 @@ def no_tunnel(tmp_path, monkeypatch):
 
 def test_a_file_that_is_not_edited_yet_opens_no_tunnel(no_tunnel, capsys, monkeypatch):
     err = refused(capsys, monkeypatch, "quickstart", "--cluster", "cluster/aws.yaml")
-    assert "metadata.image: " in err
-    assert "interplay cluster check cluster/aws.yaml" in err
+    assert_named(err, "metadata.image: ", "interplay cluster check cluster/aws.yaml")
 
 
 def test_a_tunnel_that_fails_reports_the_output_of_ray(tmp_path, monkeypatch):
@@ -581,7 +514,7 @@ def test_a_tunnel_that_fails_reports_the_output_of_ray(tmp_path, monkeypatch):
     file = tmp_path / "file.yaml"
     file.write_text("cluster_name: a\nprovider: {type: local, head_ip: 127.0.0.1}\n")
     with (
-        pytest.raises(SpecError, match=r"(?s)ray dashboard .*ended.*worker_ips.*ray up"),
+        pytest.raises(SpecError, match=r"(?s)ray dashboard .*worker_ips.*ray up"),
         open_tunnel(str(file)),
     ):
         pytest.fail("it is open")
@@ -752,22 +685,16 @@ def taken(head):
 
 
 @pytest.mark.slow
-def test_the_status_of_a_study_that_the_head_refuses_is_returned(head, taken):
-    done = command("submit", "--yes", *taken, **environment(head))
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "error: " in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("token", "message"), [(None, "no token here"), ("wrong", "refuses the token")])
-def test_without_the_clusters_token_nothing_runs(head, tmp_path, token, message):
+@pytest.mark.parametrize("token", [None, "wrong"])
+def test_without_the_clusters_token_nothing_runs(head, tmp_path, token):
     settings = {"HOME": str(tmp_path)}
     if token:
         (tmp_path / "token").write_text(token)
         settings["RAY_AUTH_TOKEN_PATH"] = str(tmp_path / "token")
     done = command("submit", "--yes", "quickstart", "--address", head["address"], **settings)
     assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert_named(done.stderr, " token")
     assert done.stderr.count("\n") == 1
 
 
@@ -776,16 +703,8 @@ def test_ctrl_c_ends_the_following_and_not_the_job(head):
     long = ("name=long", "training.steps=20000")
     clean = environment_without("RAY_", "INTERPLAY_")
     started = [
-        sys.executable,
-        "-u",
-        "-m",
-        "interplay",
-        "submit",
-        "--yes",
-        str(SMALL),
-        *long,
-        "--address",
-        head["address"],
+        *(sys.executable, "-u", "-m", "interplay", "submit", "--yes", str(SMALL)),
+        *(*long, "--address", head["address"]),
     ]
     process = subprocess.Popen(
         started, cwd=ROOT, env={**clean, **environment(head)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -798,7 +717,6 @@ def test_ctrl_c_ends_the_following_and_not_the_job(head):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
-    assert f"job {known} continues" in out
     assert "Traceback" not in err
     busy = command("submit", "--yes", SMALL, *long, "--address", head["address"], **environment(head))
     assert busy.returncode == 2
@@ -806,8 +724,8 @@ def test_ctrl_c_ends_the_following_and_not_the_job(head):
     stop = shlex.split(re.search(r"stop it: (.*)", out)[1])
     done = command(*stop[1:], **environment(head))
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"Job {known} was stopped" in done.stdout
-    assert "had already ended (STOPPED)" in command(*stop[1:], **environment(head)).stdout
+    assert known in done.stdout
+    assert "(STOPPED)" in command(*stop[1:], **environment(head)).stdout
     log = command("logs", known, "--address", head["address"], **environment(head))
     assert log.returncode == 130
     assert "Running entrypoint" in log.stdout
@@ -825,7 +743,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(head):
 def test_a_job_that_the_cluster_does_not_have_is_refused(head, verb):
     done = command(verb, "raysubmit_none", "--address", head["address"], **environment(head))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "this cluster has no job raysubmit_none" in done.stderr
+    assert "raysubmit_none" in done.stderr
 
 
 @pytest.mark.slow
@@ -841,8 +759,7 @@ def test_library_defect_ray_sends_a_package_that_its_dashboard_refuses(head, tmp
         cwd=tmp_path, env={**settings, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "larger than 105 MB" in done.stderr
-    assert ".rayignore" in done.stderr
+    assert_named(done.stderr, "105 MB", ".rayignore")
 
 
 @pytest.mark.slow

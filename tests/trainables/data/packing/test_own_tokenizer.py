@@ -159,7 +159,7 @@ def test_a_machine_without_the_tokenizer_opens_the_store_that_was_packed_with_it
     sent = FilesData.model_validate_json(data.model_dump_json())
     assert sent.vocabulary == data.vocabulary
     assert open_store(sent, context=32, root=tmp_path, key=key).vocabulary == data.vocabulary
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match=str(folder)):
         data_key(sent, 32)
 
 
@@ -188,26 +188,26 @@ def test_what_is_no_tokenizer_is_refused_with_the_fix(saved, tmp_path):
     message = refused(tokenizer=str(bare))
     assert all(token in message for token in ("<unk>", "<s>", 'data.end_of_text: "</s>"'))
     assert FilesData(path="x", tokenizer=str(bare), end_of_text="</s>").vocabulary == 700
-    assert "'<eos>', which is no token" in refused(tokenizer=str(bare), end_of_text="<eos>")
+    assert "'<eos>'" in refused(tokenizer=str(bare), end_of_text="<eos>")
     (bare / "tokenizer_config.json").write_text("[]")
-    assert "tokenizer_config.json is no JSON object" in refused(tokenizer=str(bare))
+    assert "tokenizer_config.json" in refused(tokenizer=str(bare))
     (bare / "tokenizer.json").write_text('{"model": {}}')
-    assert "tokenizer.json is no tokenizer" in refused(tokenizer=str(bare))
+    assert "tokenizer.json" in refused(tokenizer=str(bare))
     for other in ("[1]", "{}", '{"model": null}'):
         (bare / "tokenizer.json").write_text(other)
-        assert "has no `model`" in refused(tokenizer=str(bare))
+        assert "`model`" in refused(tokenizer=str(bare))
     for damaged in (b"", b"\xff\xfe", b'{"model": '):
         (bare / "tokenizer.json").write_bytes(damaged)
-        assert "is no JSON, or is damaged" in refused(tokenizer=str(bare))
+        assert "no JSON" in refused(tokenizer=str(bare))
     (tmp_path / "empty").mkdir()
     assert "AutoTokenizer" not in (message := refused(tokenizer=str(tmp_path / "empty")))
-    assert "holds no tokenizer; name a folder" in message
+    assert str(tmp_path / "empty") in message
     (bare / "tokenizer.json").rename(bare / "tokenizer.model")
-    assert "has tokenizer.model, of another library" in (message := refused(tokenizer=str(bare)))
+    assert "tokenizer.model" in (message := refused(tokenizer=str(bare)))
     assert f"AutoTokenizer.from_pretrained('{bare}').save_pretrained(" in message
-    assert "did you mean `bytes`?" in refused(tokenizer="byte")
-    assert "take `end_of_text` out" in refused(end_of_text="</s>")
-    assert "has ids up to 699" in refused(tokenizer=str(saved / "llama"), vocabulary=650)
+    assert "`bytes`?" in refused(tokenizer="byte")
+    assert "`end_of_text`" in refused(end_of_text="</s>")
+    assert "699" in refused(tokenizer=str(saved / "llama"), vocabulary=650)
 
 
 def test_text_that_a_tokenizer_has_no_ids_for_is_refused(tmp_path):
@@ -230,7 +230,7 @@ def test_text_that_is_encoded_as_end_of_text_is_counted(tmp_path):
     )
     data = FilesData(path=str(tmp_path / "a.jsonl"), tokenizer=str(tmp_path), end_of_text="</s>")
     notes = open_store(data, context=32, root=tmp_path / "stores").manifest["notes"]
-    assert "spells it, 2 times" in next(one for one in notes if one.startswith("data.end_of_text"))
+    assert "2 times" in next(one for one in notes if one.startswith("data.end_of_text"))
 
 
 def test_ids_beyond_the_number_of_tokens_count(saved, tmp_path):

@@ -14,6 +14,7 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 
 from core.errors import InputError
+from tests.named import assert_named
 from trainables.data import data_key
 from trainables.data.kind import BPE_END, BYTES_END
 from trainables.data.kinds.files import FilesData
@@ -85,7 +86,7 @@ def test_a_store_from_before_tasks_has_the_key_and_targets_it_had(tmp_path):
 def test_rows_with_unequal_numbers_of_targets_are_not_packed(tmp_path, monkeypatch):
     monkeypatch.setattr(RepeatsData, "scored", lambda self, context: 3)
     monkeypatch.setattr(RepeatsData, "draw_piece", uneven)
-    with pytest.raises(RuntimeError, match="a row of the task repeats has other than 3 scored targets"):
+    with pytest.raises(RuntimeError, match=r"repeats .* 3 "):
         open_store(RepeatsData(sequences=300, validation_sequences=40), context=32, root=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
 
@@ -258,12 +259,12 @@ def test_the_manifest_tells_what_was_packed(tmp_path, text_file):
 
 
 def test_a_split_shorter_than_a_window_is_refused_at_once(tmp_path, text_file):
-    with pytest.raises(DataError, match=r"validation split .* fewer than one window of 50000"):
+    with pytest.raises(DataError, match=r"validation .*50000"):
         open_store(FilesData(path=str(text_file)), context=50_000, root=tmp_path / "stores")
 
 
 def test_an_impossible_grammar_is_an_input_error(tmp_path):
-    with pytest.raises(InputError, match="not a multiple of 32"):
+    with pytest.raises(InputError, match="multiple of 32"):
         open_store(SMALL, context=50, root=tmp_path)
 
 
@@ -274,7 +275,7 @@ def test_a_planned_store_is_opened_without_its_source_but_not_made_from_another(
     spec = FilesData(path=str(text_file))
     key = data_key(spec, 64)
     text_file.write_text(prose(seed=1))
-    with pytest.raises(DataError, match=f"changed since it was planned: its key was {key}.*plan again"):
+    with pytest.raises(DataError, match=key):
         open_store(spec, context=64, root=tmp_path / "stores", key=key)
     assert not (tmp_path / "stores").exists()
     key = data_key(spec, 64)
@@ -287,7 +288,7 @@ def test_a_planned_store_is_opened_without_its_source_but_not_made_from_another(
 def test_a_key_does_not_open_the_store_of_another_spec(tmp_path, text_file):
     key = data_key(SMALL, 64)
     open_store(SMALL, context=64, root=tmp_path, key=key)
-    with pytest.raises(DataError, match="changed since it was planned"):
+    with pytest.raises(DataError, match=key):
         open_store(SMALL.model_copy(update={"sequences": 301}), context=64, root=tmp_path, key=key)
 
 
@@ -298,7 +299,7 @@ def test_data_that_changes_while_it_is_packed_makes_no_store(tmp_path, text_file
 
     packed = pack.pack
     monkeypatch.setattr(pack, "pack", pack_and_edit)
-    with pytest.raises(DataError, match="changed while it was being packed"):
+    with pytest.raises(DataError, match="while it was being packed"):
         open_store(FilesData(path=str(text_file)), context=64, root=tmp_path / "stores")
     assert [p.name for p in (tmp_path / "stores").iterdir()] == ["tmp"]
 
@@ -497,10 +498,10 @@ def test_a_full_disk_is_an_error_that_says_how_much_is_needed_and_leaves_room(tm
     )
     *errors, trained = out.stdout.splitlines()
     assert len(errors) == 3, out.stdout + out.stderr
-    assert f"is full: the packed data needs 2.63 MB in {root}" in errors[0]
+    assert_named(errors[0], "2.63 MB", str(root))
     # Ids of two bytes; and with BPE the text that is learnt from.
     for error, per_byte in zip(errors[1:], (2, 3), strict=True):
-        assert f"needs {per_byte * text.stat().st_size / 1e6:.3g} MB" in error
+        assert f"{per_byte * text.stat().st_size / 1e6:.3g} MB" in error
         assert "and 0.2" in error, "what is free after clearing up"
     assert trained == str(300 * 65), "after the errors the disk has room again"
 
@@ -510,10 +511,10 @@ def test_other_troubles_of_the_disk_are_named(tmp_path, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "store")
 
     monkeypatch.setattr("trainables.data.packing.pack.pack", failing)
-    with pytest.raises(DataError, match=r"cannot be kept in .*: Read-only file system \(store\)"):
+    with pytest.raises(DataError, match=r"Read-only file system \(store\)"):
         open_store(SMALL, context=64, root=tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be kept in"):
+    with pytest.raises(DataError, match=str(tmp_path / "file")):
         open_store(SMALL, context=64, root=tmp_path / "file")
 
 

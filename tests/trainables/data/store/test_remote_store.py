@@ -17,6 +17,7 @@ import pytest
 from core.errors import InputError
 from tests.clouds import amazon
 from tests.disks import small_disk
+from tests.named import assert_named
 from tests.trainables.data.store.test_open import prose, said_at_once
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
@@ -202,12 +203,10 @@ def test_a_store_deleted_on_the_storage_is_published_from_the_copy(tmp_path, mac
 def test_a_store_that_is_not_packed_is_an_error_where_the_source_is_not(tmp_path, machine, memory, text):
     key = data_key(text, CONTEXT)
     (tmp_path / "text.txt").unlink()
-    with pytest.raises(
-        DataError, match=r"is not packed in memory://.*cannot be packed on this machine: .*text.txt"
-    ):
+    with pytest.raises(DataError, match=r"memory://.*text\.txt"):
         open_store(text, context=CONTEXT, root=memory, key=key)
     (tmp_path / "text.txt").write_text(prose(seed=1))
-    with pytest.raises(DataError, match=f"its key was {key}"):
+    with pytest.raises(DataError, match=key):
         open_store(text, context=CONTEXT, root=memory, key=key)
     assert there(memory) == []
 
@@ -232,7 +231,7 @@ def test_a_manifest_with_other_files_counts_as_none_and_the_data_is_packed_again
     storage.write(first.path.name, "manifest.json", json.dumps(forged).encode())
     machine("two")
     second = open_store(SMALL, context=CONTEXT, root=memory)
-    assert "no readable manifest" in caplog.text
+    assert "manifest" in caplog.text
     assert second.manifest["sha256"] == first.manifest["sha256"]
     assert second.path.parent == tmp_path / "two"
 
@@ -371,11 +370,11 @@ def test_a_storage_that_went_away_is_an_error_unless_there_is_a_copy(
 
     monkeypatch.setattr(Bucket, "read", gone)
     assert files(open_store(SMALL, context=CONTEXT, root=memory)) == files(store)
-    assert "The copy in" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     machine("two")
-    with pytest.raises(ConnectionError, match=r"cannot be reached: .*NETWORK_CONNECTION"):
+    with pytest.raises(ConnectionError, match="NETWORK_CONNECTION"):
         open_store(SMALL, context=CONTEXT, root=memory)
-    with pytest.raises(ConnectionError, match="cannot be reached"):
+    with pytest.raises(ConnectionError, match="NETWORK_CONNECTION"):
         packed_windows(SMALL, CONTEXT, memory, store.path.name)
 
 
@@ -402,7 +401,7 @@ def test_a_storage_that_goes_away_while_it_is_fetched_from_leaves_nothing(machin
 def test_a_storage_that_takes_nothing_is_an_error_before_packing(machine, server, bucket, monkeypatch):
     monkeypatch.setattr("trainables.data.packing.pack.pack", lambda *_: pytest.fail("packed in vain"))
     missing = bucket.replace("s3://stores", "s3://no-stores")
-    with pytest.raises(InputError, match=r"s3://no-stores.*Make sure that the bucket exists"):
+    with pytest.raises(InputError, match="s3://no-stores"):
         open_store(SMALL, context=CONTEXT, root=missing)
 
 
@@ -412,7 +411,7 @@ def test_what_could_not_be_published_is_published_by_the_next_run(machine, memor
 
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, "put", refuse)
-        with pytest.raises(ConnectionError, match=r"cannot be published.*ACCESS_DENIED.*next run publishes"):
+        with pytest.raises(ConnectionError, match="ACCESS_DENIED"):
             open_store(SMALL, context=CONTEXT, root=memory)
     monkeypatch.setattr("trainables.data.packing.pack.pack", lambda *_: pytest.fail("packed again"))
     assert packed_windows(SMALL, CONTEXT, memory, open_store(SMALL, context=CONTEXT, root=memory).path.name)
@@ -420,9 +419,9 @@ def test_what_could_not_be_published_is_published_by_the_next_run(machine, memor
 
 def test_a_store_too_short_for_a_window_is_refused_though_it_is_published(machine, memory, text):
     key = data_key(text, 50_000)
-    with pytest.raises(DataError, match="fewer than one window"):
+    with pytest.raises(DataError, match="50000"):
         open_store(text, context=50_000, root=memory)
-    with pytest.raises(DataError, match=f"{key} has .* fewer than one window"):
+    with pytest.raises(DataError, match=f"{key}.*50000"):
         packed_windows(text, 50_000, memory, key)
 
 
@@ -441,18 +440,16 @@ def test_a_machine_without_room_to_fetch_is_no_fault_of_the_input_and_nothing_is
     machine("other")
     with small_disk(tmp_path / "small", 200):
         cache = machine("small")
-        with pytest.raises(OSError, match=r"is full: the packed data needs 0\.328 MB in") as error:
+        with pytest.raises(OSError, match=r"0\.328 MB") as error:
             open_store(of_size(5000), context=CONTEXT, root=memory)
         assert not isinstance(error.value, InputError | ConnectionError)
         assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(cache))
         # What the command line shows beside the folder.
-        assert error.value.strerror.startswith(f"the disk of {socket.gethostname()} is full: ")
-        assert "0.205 MB is free" in error.value.strerror
-        assert error.value.strerror.endswith("or set INTERPLAY_CACHE to a folder on another disk")
+        assert_named(error.value.strerror, socket.gethostname(), "0.205 MB", "INTERPLAY_CACHE")
         assert "max_tokens" not in str(error.value)
         assert [path.name for path in cache.rglob("*") if path.suffix != ".lock"] == [BUILDING]
         # Less data may fit when it is packed there, so that is an error of the input.
-        with pytest.raises(DataError, match=r"is full: the packed data.*set max_tokens.*set INTERPLAY_CACHE"):
+        with pytest.raises(DataError, match=r"max_tokens.*INTERPLAY_CACHE"):
             open_store(of_size(5001), context=CONTEXT, root=memory)
         assert len(open_store(SMALL, context=CONTEXT, root=memory).train) == 300 * 65
 
@@ -462,7 +459,7 @@ def test_a_disk_too_full_for_a_folder_is_told_by_what_was_asked_of_it(tmp_path, 
     with small_disk(tmp_path / "small", 200):
         subprocess.run(["mount", "-o", "remount,nr_inodes=1", str(tmp_path / "small")], check=True)
         cache = machine("small/cache")
-        with pytest.raises(OSError, match="is full: the packed data needs more in") as error:
+        with pytest.raises(OSError, match="INTERPLAY_CACHE") as error:
             open_store(SMALL, context=CONTEXT, root=memory)
         assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(cache))
 
@@ -481,5 +478,5 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_made_is_said_with_the_fix(tmp_path, memory, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("INTERPLAY_CACHE", str(tmp_path / "file"))
-    with pytest.raises(NotADirectoryError, match=r"cannot be kept in .*set INTERPLAY_CACHE"):
+    with pytest.raises(NotADirectoryError, match="INTERPLAY_CACHE"):
         open_store(SMALL, context=CONTEXT, root=memory)

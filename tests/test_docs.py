@@ -404,6 +404,14 @@ def test_paths_named_in_the_pages_exist():
             assert ((ROOT / page).parent / link).exists(), f"{page} links {link}"
 
 
+def test_programs_named_in_the_text_exist() -> None:
+    texts = [(ROOT / name).read_text() for name in (*PAGES, "Makefile")]
+    named = {found for text in texts for found in re.findall(r"-m (benchmarks|tests)[. ]([a-z]\w*)", text)}
+    assert len(named) > 4
+    folders = [ROOT / package / name for package, name in named]
+    assert [path for path in folders if not (path.is_dir() or path.with_suffix(".py").is_file())] == []
+
+
 def test_the_prices_in_the_pages_are_those_of_the_plan() -> None:
     """What a reader is about to pay."""
     plan = make_plan(load_spec("one-gpu-night"))

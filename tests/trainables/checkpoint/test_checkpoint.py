@@ -389,7 +389,7 @@ def test_another_cells_checkpoints_are_passed_over_and_left_alone(root, tmp_path
     result = run(None, cell(seed=1), root, Layout(), tmp_path / "c")
     assert result.resumed_from == 0
     assert len(result.notes) == len(stopped)
-    assert f"belongs to cell {cell().key}" in result.notes[0]
+    assert cell().key in result.notes[0]
     assert run(None, cell(), root, Layout(), tmp_path / "c").resumed_from == STOPPED
 
 
@@ -424,7 +424,7 @@ def test_a_checkpoint_that_would_run_code_is_refused_and_runs_none(root, tmp_pat
     )
     write_marker(newest, files={file.name: record(file)})
     before = contents(tmp_path / "c")
-    with pytest.raises(InputError, match=rf"{newest.name}.* would run code .*\(posix.system\)"):
+    with pytest.raises(InputError, match=rf"{newest.name}.*\(posix.system\)"):
         run(None, cell(), root, after, tmp_path / "c")
     assert not (tmp_path / "ran").exists()
     assert contents(tmp_path / "c") == before
@@ -654,9 +654,7 @@ def write_marker(tag, **changes):
 def test_a_checkpoint_of_another_format_is_refused_and_kept(root, tmp_path, stopped):
     write_marker(stopped[1], format=checkpoint.FORMAT - 1)
     before = contents(tmp_path / "c")
-    with pytest.raises(
-        InputError, match=rf"of format {checkpoint.FORMAT - 1}.*Use the version that wrote it"
-    ):
+    with pytest.raises(InputError, match=f"format {checkpoint.FORMAT - 1}"):
         run(None, cell(), root, Layout(), tmp_path / "c")
     assert contents(tmp_path / "c") == before
 
@@ -669,8 +667,9 @@ def test_a_checkpoint_of_other_versions_is_loaded_and_they_are_named_if_it_canno
     write_marker(stopped[1], versions={**marker["versions"], "deepspeed": "0.1.2"})
     with monkeypatch.context() as patch:
         patch.setattr(torch, "load", lambda *_, **__: {}["other"])
-        with pytest.raises(InputError, match=r"by torch .*, deepspeed 0\.1\.2, .*installed are"):
+        with pytest.raises(InputError, match=r"deepspeed 0\.1\.2, ") as error:
             run(None, cell(), root, Layout(), tmp_path / "c")
+        assert f"deepspeed {version('deepspeed')}" in str(error.value), "the installed one"
     resumed = run(None, cell(), root, Layout(), tmp_path / "c")
     assert numbers(resumed) == numbers(uninterrupted(None, cell(), root, Layout()))
 
@@ -718,7 +717,7 @@ def test_what_deepspeed_cannot_convert_is_refused_and_goes_on_in_its_layout(
         raise NotImplementedError("not this one")
 
     monkeypatch.setattr(universal, "_merge_plain", refuse)
-    with pytest.raises(InputError, match=r"not this one.*train in that layout"):
+    with pytest.raises(InputError, match="not this one"):
         run(None, cell(), root, Layout(zero=1), tmp_path / "c")
     assert run(None, cell(), root, Layout(), tmp_path / "c").resumed_from == STOPPED
 
@@ -730,7 +729,7 @@ def test_none_is_left_after_removal(tmp_path, stopped):
 
 def test_a_place_nothing_can_be_written_to_is_refused_before_training(root, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"file/c cannot be made: Not a directory\. Name another"):
+    with pytest.raises(InputError, match=r"file/c .*Not a directory"):
         run(None, cell(), root, Layout(), tmp_path / "file" / "c")
 
 

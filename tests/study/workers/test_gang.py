@@ -420,8 +420,6 @@ LOST = [
     (0, "dies", "ActorDiedError"),
     (1, "hangs", "8 s"),
     (0, "stops", "8 s"),
-    (0, "fills the memory", "allocate memory"),
-    (1, "fills the memory", "allocate memory"),
 ]
 IN_THE_GATE = 2
 
@@ -435,8 +433,20 @@ def test_a_lost_rank_is_named_and_its_cell_goes_on_from_its_checkpoint(session, 
 @pytest.mark.extended
 @pytest.mark.timeout(1200)
 def test_every_other_way_to_lose_a_rank_is_named_too(session, root, cells):
-    # The last one is that of a cell below, which is lost twice.
-    lose_ranks(root, cells[14:18], LOST[IN_THE_GATE:-1])
+    lose_ranks(root, cells[14:17], LOST[IN_THE_GATE:])
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_a_gang_of_which_a_rank_is_out_of_memory_goes_on_with_half_as_many_sequences(session, root, cells):
+    planned = cells[17]
+    put_fault(root, planned.cell.seed, 0, "fills the memory")
+    listener = run(root, [spread(planned, TP2)])
+    result = listener.results[planned.cell.seed]
+    assert not listener.reasons
+    assert result.loss == pytest.approx(loss(root, planned), rel=2e-6)
+    assert f"`resources.micro_batch: {planned.cell.recipe.batch // 2}`" in " ".join(result.notes)
+    wait_until_free()
 
 
 def lose_ranks(root, trained, lost):

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.design.next_cells import Option, propose
+from analysis.design.next_cells import propose
 from analysis.design.objective import Estimate, Objective, estimate, reached
 from analysis.runs.table import RunTable
 from benchmarks.figure import Figure
@@ -189,18 +189,16 @@ def grid(setting: Setting) -> Ask:
 
 def crossing(setting: Setting) -> Ask:
     """The cells that `analysis.design.next_cells` proposes."""
-    options: dict[Cell, Option] = {}
-    for depth, width in setting.between:
-        params = 12.0 * depth * width**2
-        for seed in range(SEEDS):
-            options[depth, width, seed] = Option(depth, width, params, 1.0, seed, params)
+    cells = [(*shape, seed) for shape in setting.between for seed in range(SEEDS)]
+    left = {
+        f"{depth} layers, width {width}, seed {seed}": (depth, width, seed) for depth, width, seed in cells
+    }
+    options = pd.DataFrame(left.values(), columns=["depth", "width", "seed"], index=list(left))
+    options["flops"] = options["params"] = 12.0 * options["depth"] * options["width"] ** 2
 
     def ask(rows: pd.DataFrame, count: int) -> list[Cell]:
-        chosen = propose(rows, [], list(options.values()), setting.objective, count)
-        cells = [(choice.option.depth, choice.option.width, choice.option.seed) for choice in chosen]
-        for cell in cells:
-            del options[cell]
-        return cells
+        chosen = propose(rows, options[:0], options.loc[list(left)], setting.objective, count)
+        return [left.pop(choice.cell) for choice in chosen]
 
     return ask
 

@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from scipy.linalg import block_diag
 from scipy.sparse import csr_array
 from scipy.stats import chi2
@@ -31,8 +32,6 @@ from analysis.law.threshold_law import solve_depth
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-#: Depth, N and seed of a cell.
-Cell = tuple[int, float, int]
 #: By pair, each side of the crossing that is not measured far enough: depth, side, ln N to reach.
 Sides = tuple[tuple[tuple[int, int, float], ...], ...]
 
@@ -56,46 +55,19 @@ OVERHEAD = 0.01
 
 
 @dataclass(frozen=True)
-class Option:
-    """A cell that could be trained next.
+class Choice:
+    """A chosen cell.
 
     Attributes:
-        depth, width: of the shape.
-        params: N = 12·L·d².
-        lr_factor: multiple of the rule's learning rate, the same for all options.
-        seed: of the cell.
-        cost: training FLOPs.
+        cell: its label in the table of the options.
+        gain: expected relative reduction of the variance of the objective; NaN in the first design.
+        kind: `first` is a cell of the first design, `side` one for a missing side of a crossing, after which the next
+            ones of that side gain more per cost; `size` is the first run of a shape, `seed` a further one.
     """
 
-    depth: int
-    width: int
-    params: float
-    lr_factor: float
-    seed: int
-    cost: float
-
-    @property
-    def cell(self) -> Cell:
-        """Depth, N and seed."""
-        return self.depth, self.params, self.seed
-
-
-@dataclass(frozen=True)
-class Step:
-    """The next step of a search.
-
-    Attributes:
-        option: its index. If several options help only together it is the first of them; once that is taken, the next
-            ones gain more per cost.
-        gain: relative reduction of the variance of the objective.
-        pair: the crossing it is for: the one that weighs most in the objective, or that lacks a side.
-        kind: a `run` of most gain, or one for a missing `side` of the crossing.
-    """
-
-    option: int
+    cell: str
     gain: float
-    pair: tuple[int, int]
-    kind: Literal["run", "side"]
+    kind: Literal["first", "size", "seed", "side"]
 
 
 def gains(covariance: Floats, objective: Floats, cells: Floats, noise: Floats) -> Floats:
@@ -198,9 +170,9 @@ class GainSearch:
     def __init__(
         self,
         curves: Curves,
-        options: Sequence[Option],
-        measured: Sequence[Cell],
-        begun: Sequence[Option],
+        options: pd.DataFrame,
+        measured: pd.DataFrame,
+        pending: pd.DataFrame,
         trained: Floats,
         objective: Objective,
     ) -> None:
@@ -208,39 +180,43 @@ class GainSearch:
 
         Args:
             curves: the fit so far; the noise must be known, and every depth of the options have a curve.
-            options: to choose among.
-            measured: the cells of the fit.
-            begun: cells that are running.
+            options: cells to choose among, with the columns depth, params, seed and flops of a run table.
+            measured: the rows of the fit.
+            pending: cells that are running, with the columns of the options.
             trained: N of every cell that ended.
             objective: of the search.
         """
         self.objective = objective
-        every = [*measured, *(item.cell for item in (*begun, *options))]
-        shapes, labels = sorted({cell[:2] for cell in every}), sorted({cell[2] for cell in every})
-        row = {shape: index for index, shape in enumerate(shapes)}
-        column = {label: index for index, label in enumerate(labels)}
-        self.depth, params = (np.array(part) for part in zip(*shapes, strict=True))
-        self.x = np.log(params)
-        self.shape_of = np.array([row[item.cell[:2]] for item in options])
-        self.seed_of = np.array([column[item.seed] for item in options])
-        further = [*options, *begun]
-        overhead = OVERHEAD * max(item.cost for item in further)
+        tables = (measured, pending, options)
+        shape, seed = (
+            np.concatenate([table[names].to_numpy(dtype=float) for table in tables])
+            for names in (["depth", "params"], "seed")
+        )
+        shapes, row = np.unique(shape, axis=0, return_inverse=True)
+        labels, column = np.unique(seed, return_inverse=True)
+        self.depth, self.x = shapes[:, 0].astype(np.int64), np.log(shapes[:, 1])
+        ends = np.cumsum([len(measured), len(pending)])
+        (done, running, self.shape_of) = np.split(row, ends)
+        (done_seed, running_seed, self.seed_of) = np.split(column, ends)
+        self.labels = options.index.tolist()
+        flops = np.concatenate([table["flops"].to_numpy(dtype=float) for table in (options, pending)])
+        params = np.concatenate([table["params"].to_numpy(dtype=float) for table in (options, pending)])
+        overhead = OVERHEAD * flops.max()
         # Rows have no cost; for equal tokens it is proportional to N.
-        rate = float(np.median([item.cost / item.params for item in further]))
-        self.spent = rate * float(trained.sum()) + sum(item.cost for item in begun)
-        self.spent += overhead * (len(trained) + len(begun))
-        self.cost = np.array([item.cost for item in options]) + overhead
+        rate = float(np.median(flops / params))
+        self.spent = rate * float(trained.sum()) + float(flops[len(options) :].sum())
+        self.spent += overhead * (len(trained) + len(pending))
+        self.cost = flops[: len(options)] + overhead
         self.free = np.ones(len(options), dtype=bool)
-        self.cells = Cells(curves, self.depth, self.x, labels)
-        for depth, n, seed in measured:
-            self.cells.taken[row[depth, n], column[seed]] = True
+        self.cells = Cells(curves, self.depth, self.x, labels.astype(int).tolist())
+        self.cells.taken[done, done_seed] = True
         self.pairs = list(itertools.pairwise(curves.depths))
         self.middle = np.array([between(*pair) for pair in self.pairs])
         self.design = np.column_stack([np.ones_like(self.middle), self.middle])
         self.places, self.gap = curves.grid, curves.values[:-1] - curves.values[1:]
         self._locate(float(np.median(self.cells.independent)) ** 0.5)
-        for item in begun:
-            self.cells.take(row[item.cell[:2]], column[item.seed])
+        for cell in zip(running.tolist(), running_seed.tolist(), strict=True):
+            self.cells.take(*cell)
 
     def _locate(self, sd: float) -> None:
         """Compute the crossing of each pair, its slope there, and the law, shrinking uncertain crossings to the line.
@@ -389,33 +365,39 @@ class GainSearch:
         _, stated = self._objective_parts(crossings, covered)
         return weights, value, stated, lacking
 
-    def best(self) -> Step | None:
-        """Return the step with the largest gain per cost; None if no option is left."""
+    def choose(self) -> Choice | None:
+        """Choose the step with the largest gain per cost, and count its cell; None if no option is left.
+
+        Of several cells that help only together it is the first, so that asking for n cells equals asking n times.
+        """
         left = np.flatnonzero(self.free)
         if not len(left):
             return None
         weights, value, stated, lacking = self._value(self.cells)
-        crossings = np.vecdot(self.rows @ self._losses(self.cells), self.rows)
-        heavy = self.pairs[int(np.argmax(np.abs(weights).sum(axis=0) * np.sqrt(np.maximum(crossings, 0))))]
         # The first option left of every shape: the others have seeds that fewer shapes have, or none.
         able = np.sort(left[np.unique(self.shape_of[left], return_index=True)[1]])
         observed = self.cells.observed(self.shape_of[able], self.seed_of[able])
         reduced = gains(self.cells.covariance, weights @ self.rows, *observed) / value
-        rate = reduced / self.cost[able]
+        per_cost = reduced / self.cost[able]
         # Among rates equal to nine digits the first, which is the cheapest with the lowest seed.
-        first = int(np.argmax(rate >= rate.max() - 1e-9 * abs(rate.max())))
-        steps = [(float(rate[first]), Step(int(able[first]), float(reduced[first]), heavy, "run"))]
+        first = int(np.argmax(per_cost >= per_cost.max() - 1e-9 * abs(per_cost.max())))
+        option, gain, best, is_side = int(able[first]), float(reduced[first]), float(per_cost[first]), False
         for index, missing in enumerate(lacking):
             cells = self._reach(missing) if missing and self.possible[index] else ()
-            if cells:
-                after = deepcopy(self.cells)
-                for option in cells:
-                    after.take(int(self.shape_of[option]), int(self.seed_of[option]))
-                gain = 1 - self._value(after)[2] / stated
-                cost = float(self.cost[list(cells)].sum())
-                if cost <= AFFORDED * self.spent:
-                    steps.append((gain / cost, Step(cells[0], gain, self.pairs[index], "side")))
-        return max(steps, key=lambda item: item[0])[1]
+            if not cells:
+                continue
+            cost = float(self.cost[list(cells)].sum())
+            if cost > AFFORDED * self.spent:
+                continue
+            after = deepcopy(self.cells)
+            for cell in cells:
+                after.take(int(self.shape_of[cell]), int(self.seed_of[cell]))
+            together = 1 - self._value(after)[2] / stated
+            if together / cost > best:
+                option, gain, best, is_side = cells[0], together, together / cost, True
+        is_new = not self.cells.taken[self.shape_of[option]].any()
+        self._take(option)
+        return Choice(self.labels[option], gain, "side" if is_side else "size" if is_new else "seed")
 
     def _reach(self, missing: tuple[tuple[int, int, float], ...]) -> tuple[int, ...]:
         """Return the cheapest option that reaches each missing side, or nothing if one cannot be reached."""
@@ -431,7 +413,7 @@ class GainSearch:
             cells.append(int(distant[np.lexsort((self.seed_of[distant], key))[0]]))
         return tuple(dict.fromkeys(cells))
 
-    def take(self, option: int) -> None:
+    def _take(self, option: int) -> None:
         """Count an option as measured with the loss that its curve predicts."""
         self.spent += float(self.cost[option])
         self.free[option] = False

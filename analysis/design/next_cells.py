@@ -16,23 +16,21 @@ Source: sequential c-optimal design for one combination of the parameters, per u
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.curves.curves import Curves, build_curves
-from analysis.design.gains import Cell, GainSearch, Option, Step
+from analysis.design.gains import Choice, GainSearch
 from analysis.design.objective import Objective
 from analysis.runs.learning_rates import choose_rates
 from analysis.threads import single_threaded
 
-__all__ = ["Choice", "Objective", "Option", "propose"]
-
-#: Depth and N of a shape.
-Key = tuple[int, float]
+#: Depth and N.
+Shape = tuple[int, float]
 #: Rounds of the first design: places as shares of the range of ln N, and seeds. A round has one size of every depth at
 #: all places so far, and is filled before the next. The first places cost by far the fewest FLOPs.
 ROUNDS = (((0.0, 0.25, 0.5), 2), ((0.125, 0.375), 2), ((), 3), ((0.625, 0.75), 3))
@@ -45,26 +43,15 @@ IN_VAIN = 16
 LOST_RUNS = 2
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A chosen option.
-
-    Attributes:
-        option: the cell.
-        gain: expected relative reduction of the variance of the objective; NaN in the first design.
-        reason: why it was chosen, in words.
-    """
-
-    option: Option
-    gain: float
-    reason: str
+#: Cells of equal gain and cost: cheapest first, low seeds before high ones.
+ORDER = ["flops", "depth", "params", "seed"]
 
 
 @single_threaded
 def propose(
     rows: pd.DataFrame,
-    pending: Sequence[Option],
-    options: Sequence[Option],
+    pending: pd.DataFrame,
+    options: pd.DataFrame,
     objective: Objective,
     count: int,
 ) -> list[Choice]:
@@ -74,50 +61,43 @@ def propose(
     cells as asking n times for one, with those chosen before among the pending ones.
 
     Args:
-        rows: one row per ended cell: depth, width, params, lr, seed, loss (NaN: diverged or failed).
-        pending: cells that are running.
-        options: to choose among; none is a row or pending.
+        rows: run table of the ended cells; of its columns depth, params, lr, seed, loss (NaN: diverged or failed), and
+            status if there is one, are used.
+        pending: cells that are running, with the columns depth, params, seed and flops.
+        options: to choose among, with the same columns, labelled by cell; none is a row or pending.
         objective: of the search.
         count: how many to choose.
     """
     lost = _lost_shapes(rows)
-    able = _in_order(item for item in options if (item.depth, item.params) not in lost)
-    waiting = _in_order(pending)
-    if count < 1 or not able:
+    able = options.drop(options.index[[shape in lost for shape in _shapes(options)]]).sort_values(ORDER)
+    waiting = pending.sort_values(ORDER)
+    if count < 1 or able.empty:
         return []
     # As `analysis.runs.comparison` chooses them, without what a search has no need for, which takes longer.
     finite = rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]
     used = choose_rates(finite.sort_values(["depth", "params", "lr", "loss", "seed"], ignore_index=True)).rows
-    curves = _guide(rows, used, [*able, *waiting])
+    curves = _guide(rows, used, pd.concat([able, waiting]))
     if curves is None:
-        return _first(rows, waiting, able, count)
-    able, waiting = ([item for item in part if item.depth in curves.depths] for part in (able, waiting))
-    if not able:
+        return _first(finite, waiting, able, count)
+    used, waiting, able = (table[table["depth"].isin(curves.depths)] for table in (used, waiting, able))
+    if able.empty:
         return []
-    done = [cell for cell in _cells(used) if cell[0] in curves.depths]
-    search = GainSearch(curves, able, done, waiting, rows["params"].to_numpy(dtype=float), objective)
+    search = GainSearch(curves, able, used, waiting, rows["params"].to_numpy(dtype=float), objective)
     chosen: list[Choice] = []
-    while len(chosen) < count and (step := search.best()) is not None:
-        # One at a time even if several belong together, so that asking for n equals asking n times for one.
-        item = able[step.option]
-        first = not search.cells.taken[search.shape_of[step.option]].any()
-        chosen.append(Choice(item, step.gain, _why(item, step, first)))
-        search.take(step.option)
+    while len(chosen) < count and (choice := search.choose()) is not None:
+        chosen.append(choice)
     return chosen
 
 
-def _in_order(options: Iterable[Option]) -> list[Option]:
-    """Sort options: cheapest first, low seeds before high ones."""
-    return sorted(options, key=attrgetter("cost", "depth", "params", "seed"))
+def _shapes(table: pd.DataFrame) -> list[Shape]:
+    """Return depth and N of every row."""
+    return [
+        (int(depth), float(params))
+        for depth, params in zip(table["depth"].tolist(), table["params"].tolist(), strict=True)
+    ]
 
 
-def _cells(rows: pd.DataFrame) -> list[Cell]:
-    """Return (depth, N, seed) of every row."""
-    columns = (rows[name].tolist() for name in ("depth", "params", "seed"))
-    return [(int(depth), float(params), int(seed)) for depth, params, seed in zip(*columns, strict=True)]
-
-
-def _lost_shapes(rows: pd.DataFrame) -> set[Key]:
+def _lost_shapes(rows: pd.DataFrame) -> set[Shape]:
     """Return the shapes that are excluded: `LOST_RUNS` of their cells diverged, and none has a loss.
 
     One cell may diverge by its seed, and one that failed for another reason is no evidence: with a trainer that fails
@@ -125,72 +105,58 @@ def _lost_shapes(rows: pd.DataFrame) -> set[Key]:
     """
     finite = np.isfinite(rows["loss"].to_numpy(dtype=float))
     diverged = ~finite & (rows["status"] == "diverged") if "status" in rows else ~finite
-    alive = {cell[:2] for cell in _cells(rows[finite])}
-    gone = Counter(cell[:2] for cell in _cells(rows[diverged]))
+    alive = set(_shapes(rows[finite]))
+    gone = Counter(_shapes(rows[diverged]))
     return {shape for shape, runs in gone.items() if runs >= LOST_RUNS and shape not in alive}
 
 
-def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Curves | None:
+def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: pd.DataFrame) -> Curves | None:
     """Fit the curves, or return None while there is too little for the fit to guide the choice.
 
     A depth that can have no more sizes, or with many cells that gave no loss, does not delay the others: it is used
     as it is, or left out if it has fewer than two sizes.
     """
     sizes: dict[int, set[float]] = defaultdict(set)
-    for depth, params, _ in _cells(used):
+    for depth, params in _shapes(used):
         sizes[depth].add(params)
     tried = rows["depth"].value_counts()
-    for depth in {item.depth for item in further}:
-        more = any(item.depth == depth and item.params not in sizes[depth] for item in further)
-        if more and len(sizes[depth]) < LEAST_SIZES and tried.get(depth, 0) < IN_VAIN:
+    for depth in {depth for depth, params in _shapes(further) if params not in sizes[depth]}:
+        if len(sizes[depth]) < LEAST_SIZES and tried.get(depth, 0) < IN_VAIN:
             return None
-    used = used[[len(sizes[int(depth)]) > 1 for depth in used["depth"]]]
+    used = used[used["depth"].isin([depth for depth, places in sizes.items() if len(places) > 1])]
     if used["depth"].nunique() < 2:
         return None
-    sizes_of = np.log([*used["params"], *(item.params for item in further)])
+    sizes_of = np.log(np.concatenate([used["params"], further["params"]]).astype(float))
     curves = build_curves(used, span=(float(sizes_of.min()), float(sizes_of.max())))
     return curves if curves.noise.is_measured and curves.noise.dof >= LEAST_DOF else None
 
 
-def _why(item: Option, step: Step, first: bool) -> str:
-    crossing = f"the crossing {step.pair[0]} → {step.pair[1]}"
-    run = f"a new size for {crossing}" if first else f"another seed for {crossing}"
-    return f"{_named(item)}: {run if step.kind == 'run' else f'{crossing} is not yet measured on both sides'}"
-
-
-def _named(item: Option) -> str:
-    return f"{item.depth} layers at N = {item.params:.3g}"
-
-
-def _first(rows: pd.DataFrame, waiting: list[Option], able: list[Option], count: int) -> list[Choice]:
+def _first(finite: pd.DataFrame, waiting: pd.DataFrame, able: pd.DataFrame, count: int) -> list[Choice]:
     """Choose what is missing of the first design, then its further rounds, then the cheapest options."""
-    seeds_of: dict[Key, set[int]] = defaultdict(set)
-    finite = rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]
-    for depth, params, seed in [*_cells(finite), *(item.cell for item in waiting)]:
-        seeds_of[depth, params].add(seed)
-    every = {*seeds_of, *(item.cell[:2] for item in able)}
-    options: list[Option] = []
-    rest = able
+    seeds_of: dict[Shape, set[int]] = defaultdict(set)
+    for table in (finite, waiting):
+        for shape, seed in zip(_shapes(table), table["seed"].tolist(), strict=True):
+            seeds_of[shape].add(int(seed))
+    every = {*seeds_of, *_shapes(able)}
+    cells: list[Any] = []
+    rest = list(able.itertuples())
     places: tuple[float, ...] = ()
     for more, seeds in ROUNDS:
         places += more
-        options += _missing(_spread(every, places), seeds_of, rest, seeds)
-        taken = set(options)
-        rest = [item for item in rest if item not in taken]
-    return [
-        Choice(item, math.nan, f"first design: {_named(item)}, seed {item.seed}")
-        for item in [*options, *rest][:count]
-    ]
+        cells += _missing(_spread(every, places), seeds_of, rest, seeds)
+        taken = {cell.Index for cell in cells}
+        rest = [cell for cell in rest if cell.Index not in taken]
+    return [Choice(cell.Index, math.nan, "first") for cell in [*cells, *rest][:count]]
 
 
-def _spread(shapes: set[Key], places: Sequence[float]) -> list[Key]:
+def _spread(shapes: set[Shape], places: Sequence[float]) -> list[Shape]:
     """Return for every depth the shape nearest to each of the places, by depth.
 
     An excluded shape is neither an option nor measured, and the next one replaces it.
     """
     logs = [math.log(params) for _, params in shapes]
     low, high = min(logs), max(logs)
-    wanted: list[Key] = []
+    wanted: list[Shape] = []
     for depth in sorted({shape[0] for shape in shapes}):
         free = sorted(shape for shape in shapes if shape[0] == depth)
         for share in places[: len(free)]:
@@ -201,22 +167,22 @@ def _spread(shapes: set[Key], places: Sequence[float]) -> list[Key]:
 
 
 def _missing(
-    wanted: list[Key], seeds_of: dict[Key, set[int]], able: list[Option], seeds: int
-) -> list[Option]:
-    """Return the options that give every wanted shape so many seeds, seed after seed, cheapest first.
+    wanted: list[Shape], seeds_of: dict[Shape, set[int]], able: Sequence[Any], seeds: int
+) -> list[Any]:
+    """Return the cells that give every wanted shape so many seeds, seed after seed, cheapest first.
 
-    They are added to `seeds_of`.
+    They are added to `seeds_of`. `able` are the rows of the table of options.
     """
-    by_shape: dict[Key, list[Option]] = defaultdict(list)
-    for item in able:
-        by_shape[item.depth, item.params].append(item)
-    options: list[Option] = []
+    by_shape: dict[Shape, list[Any]] = defaultdict(list)
+    for cell in able:
+        by_shape[int(cell.depth), float(cell.params)].append(cell)
+    cells: list[Any] = []
     for rank in range(seeds):
         added = []
         for shape in wanted:
-            untrained = [item for item in by_shape[shape] if item.seed not in seeds_of[shape]]
+            untrained = [cell for cell in by_shape[shape] if cell.seed not in seeds_of[shape]]
             if untrained and len(seeds_of[shape]) <= rank:
                 added.append(min(untrained, key=attrgetter("seed")))
-                seeds_of[shape].add(added[-1].seed)
-        options += _in_order(added)
-    return options
+                seeds_of[shape].add(int(added[-1].seed))
+        cells += sorted(added, key=attrgetter(*ORDER))
+    return cells

@@ -6,10 +6,11 @@ was killed resumes identically.
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from analysis.design.next_cells import Choice, Option, propose
+from analysis.design.next_cells import Choice, propose
 from analysis.design.objective import CHECKS, Estimate, Objective, estimate, reached
 from analysis.design.power import AHEAD
 from analysis.runs.columns import COLUMNS
@@ -51,13 +52,12 @@ class CrossingSearch(Search):
         self._section, self._objective = spec.search, objective_of(spec)
         # Sensitivity runs are not the search's.
         self._cells = {planned.cell.key: planned for planned in plan.pool}
-        self._options = {key: _option(planned) for key, planned in self._cells.items()}
-        self._keys = {option: key for key, option in self._options.items()}
-        self._costs = sorted({option.cost for option in self._options.values()})
+        self._options = _options(self._cells)
+        """The cells as a table, labelled by key."""
+        self._costs = sorted(set(self._options["flops"]))
         self._tried: set[str] = set()
-        self._running: dict[str, Option] = {}
-        """In the order in which they began."""
-        self._ended: list[Option] = []
+        self._running: list[str] = []
+        """Keys, in the order in which they began."""
         self._rows: list[Row] = []
         """Rows of the ended cells, in the order of their ends."""
         self._spent: list[float] = []
@@ -91,7 +91,7 @@ class CrossingSearch(Search):
             if not self._running:
                 self.ending = SearchEnd("options", "no remaining cell is worth its cost.")
             return None
-        planned = self._begin(self._keys[self._queue.pop(0).option])
+        planned = self._begin(self._queue.pop(0).cell)
         if not self._queue:
             self._basis = None
         self.ending = self._limit()
@@ -122,16 +122,15 @@ class CrossingSearch(Search):
 
     def _begin(self, key: str) -> PlannedCell:
         self._tried.add(key)
-        self._running[key] = self._options[key]
+        self._running.append(key)
         return self._cells[key]
 
     def _end(self, row: Row) -> None:
         self._tried.add(row.cell)
-        self._running.pop(row.cell, None)
-        option = self._options.get(row.cell) or _recorded(row)
-        self._ended.append(option)
+        if row.cell in self._running:
+            self._running.remove(row.cell)
         self._rows.append(row)
-        self._spent.append(option.cost * row.trained_share)
+        self._spent.append(row.flops * row.trained_share)
 
     def _table(self, count: int) -> RunTable | None:
         """Return the run table of the first rows that ended; None without rows."""
@@ -149,23 +148,23 @@ class CrossingSearch(Search):
         basis = (seen, bisect_right(self._costs, self._left()))
         if basis != self._basis:
             options = self._affordable()
-            pending = [*self._ended[seen:], *self._running.values()]
+            pending = pd.concat([_ended(self._rows[seen:]), self._options.loc[self._running]])
             count = max(group, self._workers - len(self._running))
             table = self._table(seen)
             rows = pd.DataFrame(columns=list(COLUMNS)) if table is None else table.frame
-            self._queue = propose(rows, pending, options, self._objective, count) if options else []
+            self._queue = propose(rows, pending, options, self._objective, count)
             self._basis = basis
         return self._queue
 
-    def _affordable(self) -> list[Option]:
+    def _affordable(self) -> pd.DataFrame:
         """Return the cells that were not tried and fit into the remaining training FLOPs."""
-        left, options = self._left(), self._options.items()
-        return [option for key, option in options if key not in self._tried and option.cost <= left]
+        options = self._options
+        return options[(options["flops"] <= self._left()) & ~options.index.isin(list(self._tried))]
 
     def _left(self) -> float:
         """Return the remaining training FLOPs."""
         most = math.inf if self._section.max_flops is None else self._section.max_flops
-        return most - math.fsum(self._spent) - sum(option.cost for option in self._running.values())
+        return most - math.fsum(self._spent) - float(self._options["flops"].loc[self._running].sum())
 
     def _ending(self) -> SearchEnd | None:
         """Return the limit that is reached; the half-width if any check reached it.
@@ -189,7 +188,7 @@ class CrossingSearch(Search):
         if self._cells.keys() <= self._tried:
             return SearchEnd("options", f"all {tried:,} cells it may train have been tried.")
         # A running cell may diverge, and leave FLOPs for others.
-        if flops is not None and not self._running and not self._affordable():
+        if flops is not None and not self._running and self._affordable().empty:
             return SearchEnd("max_flops", f"no other cell fits into {prefixed(flops)} training FLOPs.")
         return None
 
@@ -203,15 +202,29 @@ def group_of(workers: int) -> int:
     return max(LEAST_GROUP, workers // 2) if workers >= MANY_WORKERS else max(1, workers // 2)
 
 
-def _option(planned: PlannedCell) -> Option:
-    shape, seed = planned.cell.shape, planned.cell.seed
-    params = float(shape.budget_params)
-    return Option(shape.depth, shape.width, params, planned.lr_factor, seed, planned.flops)
+def _options(cells: Mapping[str, PlannedCell]) -> pd.DataFrame:
+    """Return the columns of a run table that a choice needs, of planned cells by key."""
+    shapes = {key: planned.cell.shape for key, planned in cells.items()}
+    return _table(
+        shapes,
+        [shape.depth for shape in shapes.values()],
+        [shape.budget_params for shape in shapes.values()],
+        [planned.cell.seed for planned in cells.values()],
+        [planned.flops for planned in cells.values()],
+    )
 
 
-def _recorded(row: Row) -> Option:
-    """Return the option that a row is of."""
-    return Option(row.depth, row.width, float(row.params), row.lr_factor, row.seed, row.flops)
+def _ended(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return the same columns of the cells of rows."""
+    fields = ("cell", "depth", "params", "seed", "flops")
+    return _table(*([getattr(row, name) for row in rows] for name in fields))
+
+
+def _table(
+    keys: Iterable[str], depth: list[int], params: list[int], seed: list[int], flops: list[float]
+) -> pd.DataFrame:
+    columns = {"depth": depth, "params": params, "seed": seed, "flops": flops}
+    return pd.DataFrame(columns, index=list(keys), dtype=float)
 
 
 def objective_of(spec: StudySpec) -> Objective:

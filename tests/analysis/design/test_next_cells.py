@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ import pytest
 from analysis.curves.curves import build_curves
 from analysis.design import gains as module
 from analysis.design.gains import Cells, gains
-from analysis.design.next_cells import Option, propose
+from analysis.design.next_cells import propose
 from analysis.design.objective import Objective
 from tests.simulated_study import Truth, shapes_of, simulate
 
@@ -25,12 +24,28 @@ COLUMNS = ["depth", "width", "params", "lr", "seed", "loss"]
 NOTHING = pd.DataFrame({name: [] for name in COLUMNS})
 
 
+def table_of(cells):
+    """Depth, width, seed -> the table of options."""
+    table = pd.DataFrame(cells, columns=["depth", "width", "seed"], dtype=int)
+    table.index = [f"L{depth}-d{width}-s{seed}" for depth, width, seed in table.itertuples(index=False)]
+    params = 12.0 * table["depth"] * table["width"] ** 2
+    return table.assign(params=params, flops=6e6 * params)
+
+
 def options_of(shapes, seeds):
-    return [
-        Option(depth, width, 12.0 * depth * width**2, 1.0, seed, 6e6 * 12 * depth * width**2)
-        for depth, width in sorted({shape[:2] for shape in shapes})
-        for seed in range(seeds)
-    ]
+    planned = sorted({shape[:2] for shape in shapes})
+    return table_of([(*shape, seed) for shape in planned for seed in range(seeds)])
+
+
+def proposed(rows, pending, options, objective, count):
+    """The chosen cells in their order, and how they were chosen."""
+    chosen = propose(rows, pending, options, objective, count)
+    cells = options.loc[[choice.cell for choice in chosen]]
+    return cells.assign(gain=[choice.gain for choice in chosen], kind=[choice.kind for choice in chosen])
+
+
+def shapes_in(table):
+    return set(table[["depth", "params"]].itertuples(index=False, name=None))
 
 
 def trained(truth, shapes, seeds, key=0):
@@ -39,12 +54,14 @@ def trained(truth, shapes, seeds, key=0):
 
 def lost(options, **columns):
     """Rows of these cells without a loss."""
-    return pd.DataFrame([{**vars(item), "lr": 0.01, "loss": math.nan, **columns} for item in options])
+    return options.assign(lr=0.01, loss=math.nan, **columns)
 
 
 def left(options, rows):
-    have = set(rows[["depth", "width", "seed"]].itertuples(index=False, name=None))
-    return [item for item in options if (item.depth, item.width, item.seed) not in have]
+    return options.drop(table_of(rows[["depth", "width", "seed"]].to_numpy()).index, errors="ignore")
+
+
+NONE = options_of((), 0)
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +76,16 @@ def options(rows):
 
 def test_the_first_design_is_small_cheap_and_has_pairs_of_every_depth():
     options = options_of(SHAPES, 4)
-    chosen = propose(NOTHING, [], options, OBJECTIVES[0], 18)
-    cells = [choice.option for choice in chosen]
-    assert len(set(cells)) == 18
+    chosen = proposed(NOTHING, NONE, options, OBJECTIVES[0], 18)
+    assert len(set(chosen.index)) == 18
     for depth in TRUTH.depths:
-        own = [item for item in cells if item.depth == depth]
-        sizes = {item.params for item in own}
+        cells = chosen[chosen["depth"] == depth]
+        sizes = set(cells["params"])
         assert len(sizes) == 3
-        assert {(item.params, item.seed) for item in own} == set(itertools.product(sizes, (0, 1)))
-    assert sum(item.cost for item in cells) < 0.1 * sum(item.cost for item in options)
-    assert all(math.isnan(choice.gain) and choice.reason.startswith("first design") for choice in chosen)
+        assert set(zip(cells["params"], cells["seed"], strict=True)) == set(itertools.product(sizes, (0, 1)))
+    assert chosen["flops"].sum() < 0.1 * options["flops"].sum()
+    assert chosen["gain"].isna().all()
+    assert set(chosen["kind"]) == {"first"}
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.kind)
@@ -76,58 +93,58 @@ def test_equal_input_gives_equal_output_in_any_order(rows, options, objective):
     chosen = propose(rows, options[:3], options[3:], objective, 8)
     mixed = propose(rows.sample(frac=1, random_state=1), options[2::-1], options[:2:-1], objective, 8)
     assert mixed == chosen
-    assert len({choice.option for choice in chosen}) == 8
-    assert not {choice.option for choice in chosen} & set(options[:3])
+    assert len({choice.cell for choice in chosen}) == 8
+    assert not {choice.cell for choice in chosen} & set(options[:3].index)
     assert all(choice.gain > 0 for choice in chosen)
 
 
 def test_no_more_cells_than_options(rows, options):
-    assert len(propose(rows, [], options[:4], OBJECTIVES[0], 9)) == 4
-    assert propose(rows, [], [], OBJECTIVES[0], 9) == []
+    assert len(propose(rows, NONE, options[:4], OBJECTIVES[0], 9)) == 4
+    assert propose(rows, NONE, NONE, OBJECTIVES[0], 9) == []
 
 
 def test_seeds_are_proposed_where_noise_dominates():
     rows = trained(TRUTH, SHAPES, 3)
-    chosen = propose(rows, [], left(options_of(SHAPES, 8), rows), OBJECTIVES[0], 10)
-    assert {choice.option.params for choice in chosen} <= set(rows["params"])
-    assert all("another seed" in choice.reason for choice in chosen)
+    chosen = proposed(rows, NONE, left(options_of(SHAPES, 8), rows), OBJECTIVES[0], 10)
+    assert shapes_in(chosen) <= shapes_in(rows)
+    assert set(chosen["kind"]) == {"seed"}
 
 
 def test_sizes_are_proposed_where_shapes_deviate_from_the_curves():
     """A misfit of eight times the noise of a mean, which no seed averages out."""
     rough = Truth(2.327, 0.212, (1, 2, 4), noise=0.0005, misfit_sd=0.008)
     rows = trained(rough, SHAPES, 3)
-    chosen = propose(rows, [], left(options_of([*SHAPES, *BETWEEN], 6), rows), OBJECTIVES[0], 10)
-    assert not {choice.option.params for choice in chosen} & set(rows["params"])
+    chosen = proposed(rows, NONE, left(options_of([*SHAPES, *BETWEEN], 6), rows), OBJECTIVES[0], 10)
+    assert not set(chosen["params"]) & set(rows["params"])
 
 
 def test_a_crossing_beyond_the_measured_sizes_gets_its_missing_side():
     below = [shape for shape in SHAPES if shape[2] < TRUTH.crossing(2)]
     rows = trained(Truth(2.327, 0.212, (1, 2, 4), noise=0.0005), below, 3)
-    chosen = propose(rows, [], left(options_of(SHAPES, 6), rows), OBJECTIVES[0], 4)
-    above = [choice.option for choice in chosen if choice.option.params > TRUTH.crossing(2)]
-    assert {item.depth for item in above} == {2, 4}
-    assert any("2 → 4 is not yet measured on both sides" in choice.reason for choice in chosen)
+    chosen = proposed(rows, NONE, left(options_of(SHAPES, 6), rows), OBJECTIVES[0], 4)
+    above = chosen[chosen["params"] > TRUTH.crossing(2)]
+    assert set(above["depth"]) == {2, 4}
+    assert "side" in set(above["kind"])
 
 
 def test_diverged_shapes_are_not_proposed_again(rows, options):
-    best = propose(rows, [], options, OBJECTIVES[0], 1)[0].option
-    other = rows[(rows["depth"] != best.depth) | (rows["params"] != best.params)]
-    gone = pd.concat([other, *(lost([best], seed=seed)[COLUMNS] for seed in range(2))])
+    best = proposed(rows, NONE, options, OBJECTIVES[0], 1)
+    (shape,) = shapes_in(best)
+    other = rows[(rows["depth"] != shape[0]) | (rows["params"] != shape[1])]
+    gone = pd.concat([other, *(lost(best, seed=seed)[COLUMNS] for seed in range(2))])
     rest = left(options, gone)
-    assert any((item.depth, item.params) == (best.depth, best.params) for item in rest)
-    chosen = propose(gone, [], rest, OBJECTIVES[0], 40)
-    assert not [c for c in chosen if (c.option.depth, c.option.params) == (best.depth, best.params)]
+    assert shape in shapes_in(rest)
+    assert shape not in shapes_in(proposed(gone, NONE, rest, OBJECTIVES[0], 40))
 
 
 def test_asking_for_many_equals_asking_repeatedly_for_one(rows, options):
     """So running cells are counted, and the first design resumes."""
-    for known, free, count in ((rows, options, 5), (NOTHING, options_of(SHAPES, 4), 29)):
-        many = [choice.option for choice in propose(known, [], free, OBJECTIVES[0], count)]
+    for ended, free, count in ((rows, options, 5), (NOTHING, options_of(SHAPES, 4), 29)):
+        many = [choice.cell for choice in propose(ended, NONE, free, OBJECTIVES[0], count)]
         waiting = []
         for _ in range(count):
-            rest = [item for item in free if item not in waiting]
-            waiting.append(propose(known, waiting, rest, OBJECTIVES[0], 1)[0].option)
+            chosen = propose(ended, free.loc[waiting], free.drop(waiting), OBJECTIVES[0], 1)
+            waiting.append(chosen[0].cell)
         assert waiting == many
 
 
@@ -136,9 +153,10 @@ def test_with_one_seed_the_search_continues_with_new_sizes(objective):
     """Noise that is estimated from the scatter about the curves has no part that a seed adds to all its shapes."""
     rows = trained(TRUTH, BETWEEN[::2], 1)
     options = left(options_of(BETWEEN, 1), rows)
-    chosen = propose(rows, options[:2], options[2:], objective, 6)
-    assert len({choice.option for choice in chosen}) == 6
-    assert all(choice.gain > 0 and "a new size" in choice.reason for choice in chosen)
+    chosen = proposed(rows, options[:2], options[2:], objective, 6)
+    assert len(set(chosen.index)) == 6
+    assert (chosen["gain"] > 0).all()
+    assert set(chosen["kind"]) == {"size"}
 
 
 def test_curves_without_a_common_exponent_or_with_a_sharp_bend_work(line_frame):
@@ -148,8 +166,8 @@ def test_curves_without_a_common_exponent_or_with_a_sharp_bend_work(line_frame):
         rows = line_frame({1: (2.0, -0.05), 2: (2.0, -0.15)}, sd=0.002, sizes=places).assign(lr=0.01)
         rows["loss"] -= bend * np.clip(np.log(rows["params"] / 6e3), 0, 1)
         cells = itertools.product((1, 2), places, (0, 1))
-        options = [Option(depth, 10, size * 1.2, 1.0, seed, size) for depth, size, seed in cells]
-        assert len(propose(rows, [], options, Objective("crossings"), 5)) == 5
+        options = pd.DataFrame(cells, columns=["depth", "flops", "seed"]).eval("params = 1.2 * flops")
+        assert len(propose(rows, NONE, options, Objective("crossings"), 5)) == 5
 
 
 def shares_of_seeds(seeds, keys, most, chosen_if):
@@ -159,9 +177,9 @@ def shares_of_seeds(seeds, keys, most, chosen_if):
         rows = trained(TRUTH, SHAPES, seeds, key)
         if chosen_if(build_curves(rows)):
             options = left(options_of([*SHAPES, *BETWEEN], most), rows)
-            chosen = propose(rows, [], options, OBJECTIVES[0], 6)
-            shares.append(sum("another seed" in choice.reason for choice in chosen) / 6)
-            sizes.append(sum(choice.option.params for choice in chosen))
+            chosen = proposed(rows, NONE, options, OBJECTIVES[0], 6)
+            shares.append(float((chosen["kind"] == "seed").mean()))
+            sizes.append(chosen["params"].sum())
     return shares, sizes
 
 
@@ -184,14 +202,13 @@ def test_shared_noise_of_three_seeds_by_chance_buys_no_large_sizes():
 
 def test_one_diverged_cell_or_any_failed_ones_do_not_give_up_a_shape():
     options = options_of(SHAPES, 8)
-    first = propose(NOTHING, [], options, OBJECTIVES[0], 1)[0].option
+    first = proposed(NOTHING, NONE, options, OBJECTIVES[0], 1)
+    (shape,) = shapes_in(first)
 
     def after(runs, status):
-        rows = lost([replace(first, seed=seed) for seed in range(runs)], status=status)[[*COLUMNS, "status"]]
-        chosen = propose(rows, [], left(options, rows), OBJECTIVES[0], 18)
-        return {(choice.option.depth, choice.option.params) for choice in chosen}
+        rows = pd.concat([lost(first, status=status).assign(seed=seed) for seed in range(runs)])
+        return shapes_in(proposed(rows, NONE, left(options, rows), OBJECTIVES[0], 18))
 
-    shape = (first.depth, first.params)
     assert shape in after(1, "diverged")
     assert shape in after(4, "failed")
     assert shape not in after(2, "diverged")
@@ -200,11 +217,10 @@ def test_one_diverged_cell_or_any_failed_ones_do_not_give_up_a_shape():
 def test_a_depth_without_a_loss_delays_the_search_but_not_forever():
     rows = trained(TRUTH, [shape for shape in SHAPES if shape[0] != 4], 4)
     free = left(options_of(SHAPES, 8), rows)
-    assert [choice.option.depth for choice in propose(rows, [], free, OBJECTIVES[1], 6)] == [4] * 6
-    cells = [item for item in free if item.depth == 4]
+    assert proposed(rows, NONE, free, OBJECTIVES[1], 6)["depth"].tolist() == [4] * 6
+    cells = free[free["depth"] == 4]
     many = pd.concat([rows.assign(status="done"), lost(cells[: len(cells) // 2], status="failed")])
-    chosen = propose(many, [], left(free, many), OBJECTIVES[1], 6)
-    assert {choice.option.depth for choice in chosen} == {1, 2}
+    assert set(proposed(many, NONE, left(free, many), OBJECTIVES[1], 6)["depth"]) == {1, 2}
 
 
 def ratio_of(curves):

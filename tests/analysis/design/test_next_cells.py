@@ -19,7 +19,8 @@ TRUTH = Truth(2.327, 0.212, (1, 2, 4), noise=0.005)
 BUDGETS = np.geomspace(800, 48_000, 6)
 SHAPES = shapes_of(TRUTH.depths, BUDGETS)
 BETWEEN = shapes_of(TRUTH.depths, np.geomspace(800, 48_000, 16))
-OBJECTIVES = (Objective("depth", 480_000.0), Objective("crossings"))
+#: The sizes reach up to 47,000.
+OBJECTIVES = (Objective("depth", 400_000.0), Objective("crossings"))
 COLUMNS = ["depth", "width", "params", "lr", "seed", "loss"]
 NOTHING = pd.DataFrame({name: [] for name in COLUMNS})
 
@@ -121,10 +122,26 @@ def test_sizes_are_proposed_where_shapes_deviate_from_the_curves():
 def test_a_crossing_beyond_the_measured_sizes_gets_its_missing_side():
     below = [shape for shape in SHAPES if shape[2] < TRUTH.crossing(2)]
     rows = trained(Truth(2.327, 0.212, (1, 2, 4), noise=0.0005), below, 3)
-    chosen = proposed(rows, NONE, left(options_of(SHAPES, 6), rows), OBJECTIVES[0], 4)
+    chosen = proposed(rows, NONE, left(options_of(SHAPES, 6), rows), Objective("depth", 80_000.0), 4)
     above = chosen[chosen["params"] > TRUTH.crossing(2)]
     assert set(above["depth"]) == {2, 4}
     assert "side" in set(above["kind"])
+
+
+def test_a_projection_gets_the_cheapest_cell_from_which_it_is_stated():
+    """Beyond ten times the largest size nothing is stated, however well the crossings are known."""
+    rows = trained(TRUTH, [shape for shape in SHAPES if shape[2] < 25_000], 3)
+    options = left(options_of(SHAPES, 3), rows)
+    wanted = options[options["params"] >= 40_000]
+    assert len(wanted) > 3
+    chosen = proposed(rows, NONE, options, OBJECTIVES[0], 6)
+    (cell,) = chosen.index[chosen["kind"] == "reach"]
+    assert wanted.loc[cell, "flops"] == wanted["flops"].min()
+    with_it = pd.concat([rows, wanted.loc[[cell]].assign(lr=0.01, loss=2.0)])
+    for seen, running in ((rows, wanted.loc[[cell]]), (with_it, NONE)):
+        again = proposed(seen, running, options.drop(cell), OBJECTIVES[0], 6)
+        assert "reach" not in set(again["kind"])
+    assert "reach" not in set(proposed(rows, NONE, options, OBJECTIVES[1], 6)["kind"])
 
 
 def test_diverged_shapes_are_not_proposed_again(rows, options):
@@ -156,7 +173,7 @@ def test_with_one_seed_the_search_continues_with_new_sizes(objective):
     chosen = proposed(rows, options[:2], options[2:], objective, 6)
     assert len(set(chosen.index)) == 6
     assert (chosen["gain"] > 0).all()
-    assert set(chosen["kind"]) == {"size"}
+    assert set(chosen["kind"]) - {"reach"} == {"size"}
 
 
 def test_curves_without_a_common_exponent_or_with_a_sharp_bend_work(line_frame):

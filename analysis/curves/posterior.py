@@ -40,22 +40,31 @@ from analysis.curves.shape_means import LEVEL_SD_OVER_NOISE, ShapeMeans
 
 Ranks = npt.NDArray[np.int64]
 
-#: Most points of a fit: of larger tables, shapes of one depth that are neighbours in ln N are averaged first.
+# The effects below were measured on 750 crossings of ten worlds of `tests/coverage`, of which 97.5 % are held with
+# these values. A length is the median length of the intervals of crossings in a world.
+#: Most points of a fit: of larger tables, shapes of one depth that are neighbours in ln N are averaged first. A fit of
+#: 400 points takes 0.3 s, of 1,600 points 5 s, of 2,500 points 52 s. In three tables of 480 to 890 points the averages
+#: made intervals 9 % shorter to 25 % longer.
 MOST_POINTS = 400
-#: Number of lengths ℓ, from the spacing of the sizes to half their range.
+#: Number of lengths ℓ, from the spacing of the sizes to half their range. With 6 the lengths change by -3 to +1 %, with
+#: 2 by -1 to +3 %, with 1 by up to +36 %.
 LENGTHS = 3
-#: Prior probabilities that there is no process, and no nugget.
+#: Prior probabilities that there is no process, and no nugget. With 0.22 and 0.9 for the process 98.1 and 95.5 % are
+#: held (84 % with one seed and a smooth misfit), with 0.25 and 0.75 for the nugget 97.7 and 97.3 %.
 NO_PROCESS, NO_NUGGET = 0.45, 0.5
 #: Least variance of process or nugget over the noise of a point; each next one is four times as large. The largest is
-#: at least `REACH` times the noise and what the points deviate from power laws.
+#: at least `REACH` times the noise and what the points deviate from power laws. With half and twice the least 97.7 and
+#: 97.6 % are held, and the lengths change by -3 to +8 %; with half and twice the reach, by at most 2 %.
 LEAST, REACH = 0.25, 4.0
-#: The largest if the noise is estimated from the same residuals.
+#: The largest if the noise is estimated from the same residuals. With 64 and 1,024 the lengths of worlds with one seed
+#: change by -5 to +1 % and by -1 to +7 %.
 LARGEST = 256.0
-#: Combinations with less than this share of the largest weight are left out.
+#: Combinations with less than this share of the largest weight are left out. Without a limit the lengths change by 0 to
+#: +3 %; with 0.1 they are 1 to 12 % shorter and 96.1 % are held.
 NEGLIGIBLE = 0.01
-#: Largest exponent α; a steeper curve is nearly a step. Exponents from which the search starts.
-MOST_ALPHA = 3.0
-_ALPHAS = (0.0, *(float(alpha) for alpha in np.geomspace(0.02, MOST_ALPHA, 14)))
+#: Exponents α from which the search starts; a curve with the last one is nearly a step. With 1.5 or 6
+#: as the last one, 90 % of the lengths are the same to 0.1 %.
+_ALPHAS = (0.0, *(float(alpha) for alpha in np.geomspace(0.02, 3.0, 14)))
 
 
 class Points(NamedTuple):
@@ -232,7 +241,7 @@ def designs(
 
     both = [(rank, x), places]
     tables = [design(*where, alpha) for where in both]
-    if not 1e-3 < alpha < MOST_ALPHA - 1e-3:
+    if not 1e-3 < alpha < _ALPHAS[-1] - 1e-3:
         return tables[0], tables[1]
     root = np.sqrt(weight)
     slopes = np.linalg.lstsq(tables[0] * root[:, None], loss * root, rcond=1e-10)[0][len(ranks) :]

@@ -36,8 +36,11 @@ Flags = npt.NDArray[np.bool_]
 #: By pair, each side of the crossing that is not measured far enough: depth, side, ln N to reach.
 Sides = tuple[tuple[tuple[int, int, float], ...], ...]
 
-#: Standard deviation in ln d of a crossing that is not measured, and of a crossing about the line through the others.
-UNKNOWN, ABOUT = 1.0, 0.25
+# docs/search.md has what half and twice these values cost in simulated studies.
+#: Standard deviation in ln d of a crossing that is not measured.
+UNKNOWN = 1.0
+#: Prior standard deviation in ln d of a crossing about the line through the others.
+ABOUT = 0.25
 #: Least scatter of ln d about the law.
 SCATTER = 0.01
 #: Mean weighted square of the crossings about the line from which they are measured further; from 1 on the fit counts
@@ -45,13 +48,16 @@ SCATTER = 0.01
 DOUBTFUL = 0.7
 #: Confidence of the bounds on the noise in `sure_noise`.
 SURE = 0.8
-#: Required distance of a gap from zero at the ends of the measured sizes, in standard errors, and largest distance of
-#: these ends from the crossing, in ln N. 2 would be the test itself, which half of the crossings would then fail.
+#: Required distance of a gap from zero at the ends of the measured sizes, in standard errors. 2 would be the test
+#: itself, which half of the crossings would then fail.
 CLEAR = 2.5
+#: Largest distance of these ends from the crossing, in ln N.
 FARTHEST = 0.9
-#: Largest cost of completing a side, as a share of what was spent before: later its position is known better.
+#: Largest cost of completing a side, as a share of what was spent before: later its position is known better. Without a
+#: limit one search of nine cost twice as much.
 AFFORDED = 0.5
-#: Fixed cost of a cell, as a share of the most expensive one: a thousand tiny cells are not cheap.
+#: Fixed cost of a cell, as a share of the most expensive one. Without it searches have 1.7 times as many cells for as
+#: many FLOPs.
 OVERHEAD = 0.01
 
 

@@ -41,10 +41,10 @@ Sides = tuple[tuple[tuple[int, int, float], ...], ...]
 UNKNOWN = 1.0
 #: Prior standard deviation in ln d of a crossing about the line through the others.
 ABOUT = 0.25
-#: Least scatter of ln d about the law.
+#: Least scatter of ln d about the law; it keeps a covariance invertible.
 SCATTER = 0.01
 #: Mean weighted square of the crossings about the line from which they are measured further; from 1 on the fit counts
-#: it as scatter.
+#: it as scatter. Without further measurements searches for a depth cost half as much again.
 DOUBTFUL = 0.7
 #: Confidence of the bounds on the noise in `sure_noise`.
 SURE = 0.8

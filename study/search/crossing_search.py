@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from analysis.design.next_cells import Choice, propose
+from analysis.design.gains import Choice
+from analysis.design.next_cells import propose
 from analysis.design.objective import CHECKS, Estimate, Objective, estimate, reached
 from analysis.design.power import AHEAD
 from analysis.runs.columns import COLUMNS

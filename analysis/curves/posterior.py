@@ -54,7 +54,8 @@ LENGTHS = 3
 NO_PROCESS, NO_NUGGET = 0.45, 0.5
 #: Least variance of process or nugget over the noise of a point; each next one is four times as large. The largest is
 #: at least `REACH` times the noise and what the points deviate from power laws. With half and twice the least 97.7 and
-#: 97.6 % are held, and the lengths change by -3 to +8 %; with half and twice the reach, by at most 2 %.
+#: 97.6 % are held, and the lengths change by -3 to +8 %; with half and twice the reach, by at most 2 %;
+#: with steps of two, in four of the worlds, by -2 to +4 %.
 LEAST, REACH = 0.25, 4.0
 #: The largest if the noise is estimated from the same residuals. With 64 and 1,024 the lengths of worlds with one seed
 #: change by -5 to +1 % and by -1 to +7 %.

@@ -16,6 +16,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from analysis.audit.recommend import Comparison
+from analysis.law.answer_words import compute_sentence
 from analysis.law.shape import ComputeShape, Recommendation, flops_hint
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
 from core.command_line import call, option, relative
@@ -330,7 +331,7 @@ def compute_shapes_table(source: str, shapes: Sequence[ComputeShape]) -> Rendera
         else "The interval reaches to the next measured depths that are excluded."
     )
     return Group(
-        *(Sentence(shape.sentence) for shape in shapes),
+        *(Sentence(compute_sentence(shape)) for shape in shapes),
         rich_table(table_of(source, shapes, columns)),
         *_dim(
             f"N and tokens have the least loss for this compute and depth. d* is a multiple of {multiple}. {interval}"

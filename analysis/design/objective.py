@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analysis.fit.study import Estimates, study_of
-from analysis.intervals import Interval
 from analysis.law.crossings import Crossing, Crossings
 from analysis.law.shape import Projection
 from analysis.runs.table import RunTable
@@ -45,14 +44,14 @@ class Estimate:
         low, high: its interval; an end is None where it is open.
         halfwidth: for a depth `Projection.halfwidth`; for crossings the largest
             half-length of the intervals of ln N; infinite where an interval is open.
-        words: the same as a sentence.
+        evidence: the projection of the depth, or the least certain crossing; None without two depths.
     """
 
     value: float | None
     low: float | None
     high: float | None
     halfwidth: float
-    words: str
+    evidence: Projection | Crossing | None
 
 
 @single_threaded
@@ -78,7 +77,7 @@ def estimate(runs: RunTable | None, objective: Objective, *, level: float = 0.95
 def estimate_from(study: Estimates | None, objective: Objective) -> Estimate:
     """Estimate the objective from a study; None is a study without a loss."""
     if study is None or len(study.curves.depths) < 2:
-        return _nothing("fewer than two depths have a loss")
+        return Estimate(None, None, None, math.inf, None)
     if objective.kind == "crossings":
         return _of_crossings(study.crossings)
     return _of_depth(study.predict(float(objective.params or 0)))
@@ -93,43 +92,38 @@ def reached(estimates: Sequence[Estimate], halfwidth: float) -> bool:
     return len(last) == CHECKS and all(item.halfwidth <= halfwidth for item in last)
 
 
-def _nothing(why: str) -> Estimate:
-    return Estimate(None, None, None, math.inf, f"No estimate yet: {why}.")
-
-
-def _estimate(
-    value: float | None, interval: Interval, halfwidth: float, what: str, why: str = ""
-) -> Estimate:
-    ends = ["no limit" if end is None else f"{end:.3g}" for end in interval]
-    share = f", ±{halfwidth:.0%}" if math.isfinite(halfwidth) else ""
-    return Estimate(value, *interval, halfwidth, f"{what} ({ends[0]} to {ends[1]}{share}){why}.")
+def estimate_sentence(estimate: Estimate) -> str:
+    """An estimate with its interval, or why there is none."""
+    evidence = estimate.evidence
+    if evidence is None:
+        return "No estimate yet: fewer than two depths have a loss."
+    ends = ["no limit" if end is None else f"{end:.3g}" for end in (estimate.low, estimate.high)]
+    share = f", ±{estimate.halfwidth:.0%}" if math.isfinite(estimate.halfwidth) else ""
+    interval = f"({ends[0]} to {ends[1]}{share})"
+    if isinstance(evidence, Crossing):
+        pair = f"{evidence.shallow} → {evidence.deep} layers"
+        if math.isinf(estimate.halfwidth):
+            why = evidence.reason or evidence.status.replace("_", "-")
+            return f"The crossing {pair} has no closed interval yet: {why}."
+        return f"The least certain crossing, {pair}, lies at N = {evidence.params:.3g} {interval}."
+    what = f"The best depth at N = {evidence.params:.3g}"
+    if evidence.depth_exact is not None:
+        return f"{what} is {evidence.depth_exact:.3g} layers {interval}."
+    if evidence.depth_interval == (None, None):
+        return f"No estimate yet: {evidence.reason or 'there is no law'}."
+    return f"{what} is not settled {interval}: {evidence.reason}."
 
 
 def _of_depth(projection: Projection) -> Estimate:
-    what = f"The best depth at N = {projection.params:.3g}"
-    if projection.depth_exact is not None:
-        words = f"{what} is {projection.depth_exact:.3g} layers"
-        return _estimate(projection.depth_exact, projection.depth_interval, projection.halfwidth, words)
-    if projection.depth_interval == (None, None):
-        return _nothing(projection.reason or "there is no law")
-    return _estimate(
-        None,
-        projection.depth_interval,
-        projection.halfwidth,
-        f"{what} is not settled",
-        f": {projection.reason}",
-    )
+    low, high = projection.depth_interval
+    return Estimate(projection.depth_exact, low, high, projection.halfwidth, projection)
 
 
 def _of_crossings(crossings: Crossings) -> Estimate:
     worst = max(crossings.items, key=_half_length)
-    halfwidth, pair = _half_length(worst), f"{worst.shallow} → {worst.deep} layers"
-    if math.isinf(halfwidth):
-        why = worst.reason or worst.status.replace("_", "-")
-        words = f"The crossing {pair} has no closed interval yet: {why}."
-        return Estimate(worst.params, None, None, halfwidth, words)
-    what = f"The least certain crossing, {pair}, lies at N = {worst.params:.3g}"
-    return _estimate(worst.params, worst.params_interval or (None, None), halfwidth, what)
+    halfwidth = _half_length(worst)
+    low, high = (None, None) if math.isinf(halfwidth) else worst.params_interval or (None, None)
+    return Estimate(worst.params, low, high, halfwidth, worst)
 
 
 def _half_length(item: Crossing) -> float:

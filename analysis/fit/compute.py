@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from analysis.curves.budgets import width_step
 from analysis.fit.study import Study, estimates_of
@@ -11,9 +12,10 @@ from analysis.law.reading import AtSize, Reading, read_curves
 from analysis.law.reasons import Because, Reason
 from analysis.law.shape import ComputeShape, DepthAtCompute, buildable_width
 from analysis.runs.isoflop import BestSize, compute_minima
+from analysis.runs.remarks import Remark
 from analysis.runs.tokens import Rule
+from analysis.runs.words import texts_of
 from analysis.units import LOSS
-from core.numbers import layers
 
 #: Rules of tokens under which a table may have several budgets of compute.
 RULES: tuple[Rule, ...] = ("groups", "equal_compute", "compute", "unequal")
@@ -41,17 +43,24 @@ class ComputeAnswer:
         reading: which depth is best at each C; its `params` are C, and its widths have no meaning.
         sizes: the best N of each depth.
         size_sd: of ln N of one minimum about these.
-        left_out: minima that there are not, each with its reason.
+        without: minima that there are not.
         lowest: of these, the losses that a minimum would not exceed.
     """
+
+    JSON_PROPERTIES: ClassVar = ("left_out",)
 
     budgets: tuple[float, ...]
     crossings: tuple[Crossing, ...]
     reading: Reading
     sizes: tuple[BestSize, ...]
     size_sd: float
-    left_out: tuple[str, ...] = ()
+    without: tuple[Remark, ...] = ()
     lowest: tuple[LowestLoss, ...] = ()
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The words of `without`."""
+        return tuple(texts_of(self.without))
 
     def at(self, flops: float) -> ComputeShape:
         """The shape of least loss at a compute in FLOPs; the source is `none` outside the budgets."""
@@ -134,7 +143,7 @@ def compute_answer(study: Study) -> ComputeAnswer | None:
     crossings = estimates.crossings.items
     reading = read_curves(table.rows, estimates.curves, crossings, estimates.crossings.quantile)
     budgets = sorted({float(compute) for compute in table.rows["params"]})
-    reasons = tuple(f"{layers(depth)}: {reason}" for (depth, _), reason in table.left_out.items())
+    without = tuple(table.left_out.values())
     lowest = tuple(LowestLoss(*key, *value) for key, value in table.lowest.items())
     reading = replace(reading, width_step=width_step(study.runs.used))
-    return ComputeAnswer(tuple(budgets), crossings, reading, table.sizes, table.sd, reasons, lowest)
+    return ComputeAnswer(tuple(budgets), crossings, reading, table.sizes, table.sd, without, lowest)

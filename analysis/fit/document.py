@@ -1,21 +1,20 @@
 """The fit of a run table: noise, crossings, law, alternatives and best shapes, as one JSON document."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import PlainValidator
 
 from analysis.curves.curves import CurvesSummary
 from analysis.curves.noise import NoiseSummary
 from analysis.curves.unusual_runs import UnusualRun
-from analysis.fit.answer_words import short_answer
 from analysis.fit.compute import ComputeAnswer, compute_answer
 from analysis.fit.next_runs import NextRuns, NextSizes, estimated_runs, next_depth, next_sizes
 from analysis.fit.next_words import rate_document
 from analysis.fit.rate_check import RateCheck
-from analysis.fit.study import Study, study_of
-from analysis.fit.warning_words import study_warnings
+from analysis.fit.study import Study, refusal_of, study_of
+from analysis.law.answer_words import short_answer
 from analysis.law.crossings import Crossing
 from analysis.law.decision import GapLaws
 from analysis.law.near_optimal import WITHIN
@@ -26,8 +25,10 @@ from analysis.law.shape import Projection, check_size
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.bytes import common_bytes, needed_bytes
 from analysis.runs.epochs import Epochs, epochs_of
+from analysis.runs.remarks import About, Remark
 from analysis.runs.table import RunTable, why_not
 from analysis.runs.tokens import TokenRule
+from analysis.runs.words import text_of
 from analysis.threads import single_threaded
 from analysis.units import UNITS, LossUnit, UnitName, UnitOption, times
 from core.errors import InputError
@@ -37,6 +38,14 @@ _NAME = "fit file (`interplay fit RUNS --json` writes one)"
 #: Defaults of an alternative whose file has only the form.
 _NOT_IN_FILE = (Because(Reason.NOT_IN_FILE),)
 _UNKNOWN_LAW = {"status": "insufficient", "reasons": _NOT_IN_FILE, "level": 0.95}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Which depth is best at each measured size, and what is known at each budget."""
+
+    reading: Reading
+    best: tuple[AtSize, ...]
 
 
 @dataclass(frozen=True)
@@ -63,8 +72,8 @@ class Fit:
         merged: number of the rows of `left_out` whose losses are part of a loss that is compared: repeated runs, and
             the rates of a parabola.
         unusual: runs whose loss lies far off the others, which are compared all the same.
-        answer_without: the answer without these runs.
-        warnings: sentences for the reader.
+        without_unusual: the answer without these runs; None if there are none.
+        remarks: what a reader must know about the table, the losses compared and their noise.
         level: of the intervals.
         learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
         next_depth: the depth to train next if the deepest model is the best at the largest size.
@@ -73,6 +82,8 @@ class Fit:
         bytes_per_token: of the text, if it is one number and known.
         study: what the figures are drawn from; None if read from a file.
     """
+
+    JSON_PROPERTIES: ClassVar = ("answer_without", "warnings")
 
     crossings: tuple[Crossing, ...]
     law: ThresholdLaw
@@ -92,8 +103,8 @@ class Fit:
     count: str = "nonembedding"
     epochs: Epochs | None = None
     unusual: tuple[UnusualRun, ...] = ()
-    answer_without: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    without_unusual: Answer | None = None
+    remarks: tuple[Remark, ...] = ()
     learning_rate: RateCheck | None = None
     next_depth: int | None = None
     next_sizes: NextSizes | None = None
@@ -110,6 +121,22 @@ class Fit:
         return LossUnit.of(self.unit, self.bytes_per_token)
 
     @property
+    def answer_without(self) -> tuple[str, ...]:
+        """The words of `without_unusual`."""
+        answer = self.without_unusual
+        if answer is None:
+            return ()
+        return tuple(short_answer(answer.reading, answer.best, self.level, self.tokens))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The words of `remarks`."""
+        return tuple(
+            self.tokens.sentence if remark.about is About.NOT_COMPARABLE else text_of(remark)
+            for remark in self.remarks
+        )
+
+    @property
     def sizes(self) -> tuple[float, float] | None:
         """The smallest and the largest N of the losses compared; None if nothing could be compared."""
         return self.gap_laws.params_range
@@ -121,14 +148,13 @@ class Fit:
         """
         if not self.gap_laws.laws and self.law.usable:
             return self._by_line(params)
-        refusal = self.tokens.no_extrapolation
         return predict(
             self.gap_laws,
             self.crossings,
             params,
             level=self.level,
             within=within,
-            refusal=refusal,
+            refusal=refusal_of(self.tokens),
             unit=self.loss_unit,
         )
 
@@ -187,7 +213,7 @@ class Fit:
             alternatives = [dict(item) for item in given.pop("alternatives")]
             none = {"laws": (), "params_range": None, "depths": (), "loss": None, "reasons": _NOT_IN_FILE}
             document = {
-                "tokens": {"rule": "unknown", "compared": None, "levels": (), "sentence": ""},
+                "tokens": {"rule": "unknown", "compared": None, "levels": ()},
                 "level": given["law"]["level"],
                 "gap_laws": none,
                 **given,
@@ -233,7 +259,7 @@ def fit_of(study: Study, unit: UnitOption = "nats") -> Fit:
     law, *alternatives = study.laws
     epochs, compute = epochs_of(study.rows), compute_answer(study)
     by_compute = comparison.tokens.rule == "compute"
-    repeated = [epochs.warning] if epochs and epochs.warning else []
+    repeated = epochs.repeated if epochs else ()
     return Fit(
         crossings=study.stated_crossings,
         law=law,
@@ -252,8 +278,8 @@ def fit_of(study: Study, unit: UnitOption = "nats") -> Fit:
         merged=len(comparison.merged),
         left_out=(*study.runs.left_out, *why_not(study.runs.frame, comparison.left_out)),
         unusual=study.unusual,
-        answer_without=_answer_without(study),
-        warnings=(*study.runs.notes, *comparison.warnings, *repeated, *study_warnings(study, stated)),
+        without_unusual=_without_unusual(study),
+        remarks=(*study.runs.notes, *comparison.remarks, *repeated, *_remarks(study, stated)),
         level=crossings.level,
         learning_rate=study.learning_rate,
         next_depth=next_depth(study.rows, compute.best if by_compute and compute else study.best),
@@ -264,8 +290,32 @@ def fit_of(study: Study, unit: UnitOption = "nats") -> Fit:
     )
 
 
-def _answer_without(study: Study) -> tuple[str, ...]:
-    if not study.unusual:
-        return ()
-    other = study.without_unusual
-    return tuple(short_answer(other.reading, other.best, other.crossings.level, study.comparison.tokens))
+def _without_unusual(study: Study) -> Answer | None:
+    return Answer(study.without_unusual.reading, study.without_unusual.best) if study.unusual else None
+
+
+def _remarks(study: Study, unit: LossUnit) -> Iterator[Remark]:
+    """What may bias the answer of a study; losses are stated in `unit`."""
+    rows, curves, crossings = study.rows, study.curves, study.crossings.items
+    source = curves.noise.source
+    # The curves of losses that are not comparable state nothing.
+    comparable = study.comparison.tokens.comparable
+    if source == "residuals" and comparable:
+        yield Remark(About.ONE_SEED)
+    elif source == "none":
+        one_seed = curves.noise.seeds < 2
+        yield Remark(About.NO_NOISE_OF_ONE_SEED if one_seed else About.NO_NOISE_OF_EQUAL_LOSSES)
+    seeds = rows.groupby(["depth", "params"])["seed"].nunique()
+    if seeds.nunique() > 1:
+        yield Remark(About.UNEQUAL_SEEDS, (int(seeds.min()), int(seeds.max())))
+    if comparable and curves.misfit_p is not None and curves.misfit_p < 0.01:
+        misfit = float(unit.per_nat * curves.misfit_rms)
+        yield Remark(About.MISFIT, (misfit, unit.short, float(curves.misfit_p)))
+    turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.non_monotone]
+    if turned:
+        yield Remark(About.TURNED, tuple(turned))
+    lost = sorted({item for crossing in crossings for item in crossing.diverged})
+    if lost:
+        yield Remark(
+            About.LOST_SHAPES, tuple(value for depth, params, _ in lost for value in (depth, params))
+        )

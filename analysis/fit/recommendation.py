@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from analysis.law.near_optimal import Within, nats_of
 from analysis.law.reasons import Because, Reason
 from analysis.law.shape import NearOptimal, Recommendation
+from analysis.runs.words import qualified
 from core.command_line import call, option
 from core.errors import InputError
 from core.numbers import human
@@ -98,7 +99,7 @@ def recommended(result: "Fit", params: float, within: Within = None) -> Recommen
     nats = nats_of(within, at.loss if at else result.gap_laws.loss, result.loss_unit)
 
     def stated(shape: Recommendation) -> Recommendation:
-        return replace(shape, law=result.tokens.qualified(shape.law), width_step=reading.width_step)
+        return replace(shape, law=qualified(shape.law, result.tokens.ratio), width_step=reading.width_step)
 
     if at is not None and not at.missing:
         return stated(_measured(at, params, nats))

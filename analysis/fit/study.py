@@ -25,6 +25,7 @@ from analysis.law.threshold import fit_laws
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.comparison import ComparedRuns, compare
 from analysis.runs.table import RunTable
+from analysis.runs.tokens import TokenRule
 from analysis.threads import single_threaded
 from core.errors import InputError, shortened
 from core.numbers import is_number
@@ -48,7 +49,7 @@ class Estimates:
     rows: pd.DataFrame
     curves: Curves
     crossings: Crossings
-    refusal: str | None
+    refusal: Because | None
 
     @cached_property
     def laws(self) -> tuple[ThresholdLaw, ...]:
@@ -170,11 +171,18 @@ def study_of(runs: RunTable, *, level: float = 0.95, tokens: float | None = None
         estimates.rows,
         estimates.curves,
         estimates.crossings,
-        rule.no_extrapolation,
+        refusal_of(rule),
         runs,
         again,
         comparison,
     )
+
+
+def refusal_of(rule: TokenRule) -> Because | None:
+    """Why the tokens of a table allow no projection beyond its sizes; None if they do."""
+    if rule.refusal is None:
+        return None
+    return Because(Reason.TOKENS_OF_TABLE, (rule.refusal.about.value, *rule.refusal.values))
 
 
 def _lost(diverged: pd.DataFrame) -> Lost:

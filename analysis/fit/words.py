@@ -1,8 +1,7 @@
 """What a fit says: headlines, noise, crossings, laws, unusual runs, rows left out, epochs, and scores of a task.
 
-What it says about the depth to use is in `analysis.fit.answer_words`, and about what to train next in
-`analysis.fit.next_words`; its warnings are in `analysis.fit.warning_words`, and why there is no answer, in
-`analysis.law.words`.
+The depth to use is in `analysis.law.answer_words`, what to train next in `analysis.fit.next_words`, warnings in
+`analysis.runs.words`, and why there is no answer in `analysis.law.words`.
 """
 
 import itertools
@@ -10,13 +9,21 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable
 
-from analysis.fit.answer_words import compute_sentences, largest, shape_sentence, short_answer, use_sentence
+from analysis.fit.compute import ComputeAnswer
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, Value, label
 from analysis.fit.next_runs import NextRuns
 from analysis.fit.next_words import next_depth_sentence, next_sizes_sentence, rate_sentence
 from analysis.fit.scores import SCORES, accuracy_data, graded_accuracy
 from analysis.intervals import Interval
+from analysis.law.answer_words import (
+    COMPUTES,
+    compute_sentence,
+    largest,
+    shape_sentence,
+    short_answer,
+    use_sentence,
+)
 from analysis.law.crossings import NEAR_END, Crossing
 from analysis.law.decision import deciding_run
 from analysis.law.near_optimal import WITHIN
@@ -27,6 +34,7 @@ from analysis.law.words import text_of
 from analysis.runs.epochs import Epochs
 from analysis.runs.isoflop import LEAST_BUDGETS, LEAST_DEPTHS, LEAST_SIZES
 from analysis.runs.left_out import kind_of
+from analysis.runs.words import qualified
 from analysis.units import LossUnit, bits_per_byte
 from core.numbers import counted, digits, ends, human, human_range, layers, listed, listed_layers, percent
 
@@ -56,6 +64,14 @@ def in_short(fit: Fit) -> list[str]:
     if fit.compute is not None:
         return compute_sentences(fit.compute, fit.level)
     return short_answer(fit.reading, fit.best, fit.level, fit.tokens)
+
+
+def compute_sentences(compute: ComputeAnswer, level: float) -> list[str]:
+    """The best shape of the largest budget with one, which depth to use at which compute, and why a budget has none."""
+    use = use_sentence(compute.reading, level, COMPUTES)
+    highest = compute.at(compute.budgets[-1])
+    lines = [*map(compute_sentence, compute.best[-1:]), *filter(None, [use])]
+    return lines if highest.depth else [*lines, compute_sentence(highest)]
 
 
 def epochs_sentence(epochs: Epochs) -> str:
@@ -296,7 +312,7 @@ def headlines(fit: Fit) -> list[str]:
     use = use_sentence(fit.reading, fit.level)
     # In a table with one size per depth the laws through all losses are the best answer.
     first, *more = [use] if use else [text for text in (laws_sentence(fit), best_sentence(fit)) if text]
-    lines = [*before, fit.tokens.qualified(first), *more]
+    lines = [*before, qualified(first, fit.tokens.ratio), *more]
     lines += map(shape_sentence, largest(fit.best))
     open_pairs = [item for item in fit.crossings if item.status == "ambiguous" and not use]
     lines += [crossing_sentence(item, fit.level) for item in open_pairs[:MAX_SENTENCES]]
@@ -309,7 +325,7 @@ def headlines(fit: Fit) -> list[str]:
             f"{reasons.total()} of {len(fit.crossings)} pairs of neighbouring depths cannot be compared: "
             f"{'; '.join(parts)}."
         )
-    return [*lines, *filter(None, [fit.tokens.qualified(beyond_sentence(fit))]), *about]
+    return [*lines, *filter(None, [qualified(beyond_sentence(fit), fit.tokens.ratio)]), *about]
 
 
 def unusual_sentences(fit: Fit) -> list[str]:

@@ -26,7 +26,7 @@ def predict(
     *,
     level: float,
     within: float = WITHIN,
-    refusal: str | None = None,
+    refusal: Because | None = None,
     unit: LossUnit = NATS,
 ) -> Projection:
     """The shape at N = `params` by the laws of one study; without a depth where they do not determine one.
@@ -37,7 +37,7 @@ def predict(
         params: N = 12·L·d².
         level: of the interval and of the bound of what is lost.
         within: nats per token that the depth may lose.
-        refusal: why nothing is projected beyond the measured sizes, see `TokenRule.no_extrapolation`.
+        refusal: why nothing is projected beyond the measured sizes, see `TokenRule.refusal`.
         unit: of the losses that the reason names; the numbers of the shape are in nats per token.
 
     Raises:
@@ -82,11 +82,11 @@ def undetermined(decision: Decision, within: float, unit: LossUnit) -> Because:
 
 
 def _silence(
-    laws: GapLaws, crossings: Sequence[Crossing], params: float, refusal: str | None
+    laws: GapLaws, crossings: Sequence[Crossing], params: float, refusal: Because | None
 ) -> Because | None:
     """Why no law is asked, if so."""
     if refusal:
-        return Because(Reason.TOKENS_OF_TABLE, (refusal,))
+        return refusal
     if laws.params_range and params > REACH * laws.params_range[1] * (1 + 1e-9):
         return Because(Reason.ABOVE_SIZES, (REACH, laws.params_range[1]))
     if laws.params_range and params < laws.params_range[0] / REACH * (1 - 1e-9):

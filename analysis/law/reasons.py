@@ -86,7 +86,7 @@ class Reason(StrEnum):
     """The losses reject every law of the gaps; the value is the largest p."""
 
     TOKENS_OF_TABLE = "tokens_of_table"
-    """The training tokens of the table allow no answer beyond its sizes; the value is why, in words."""
+    """The training tokens of the table allow no answer beyond its sizes; the values are why, an `About` and its own."""
     ABOVE_SIZES = "above_sizes"
     """N is more than a factor, the first value, above the largest size measured, the second."""
     BELOW_SIZES = "below_sizes"

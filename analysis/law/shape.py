@@ -4,7 +4,6 @@
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -14,7 +13,7 @@ from analysis.law.words import texts_of
 from analysis.units import LOSS, LossUnit, UnitName, times
 from core.command_line import call
 from core.errors import InputError
-from core.numbers import digits, human, layers, listed, scientific, short, span
+from core.numbers import layers, scientific, short, span
 
 if TYPE_CHECKING:
     from analysis.law.reading import AtSize
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 REACH = 10.0
 #: Sizes from here on are far beyond any model, but usual as FLOPs of a training.
 FLOPS = 1e15
-
-#: Other depths whose cost is given beside the best one.
-MOST_SHAPES = 3
 
 #: What a shape rests on: the laws of a study, its lowest measured loss, only the interval of its laws, nothing at this
 #: size, a published law, the least depth by theory.
@@ -246,7 +242,11 @@ class ComputeShape:
     unit: UnitName = "nats per token"
 
     def __repr__(self) -> str:
-        return self.sentence
+        shape = "no depth"
+        if self.depth is not None and self.params is not None and self.tokens is not None:
+            size = f"{short(self.params)} parameters, {short(self.tokens)} tokens"
+            shape = f"{layers(self.depth)} × {self.width} wide, {size}"
+        return f"<{type(self).__name__} for {scientific(self.flops)} FLOPs: {shape}>"
 
     @property
     def reason(self) -> str | None:
@@ -260,25 +260,6 @@ class ComputeShape:
             return None
         return buildable_width(width_of(self.params, self.depth), self.width_step)
 
-    @property
-    def sentence(self) -> str:
-        """The shape, its tokens, and what other depths cost; or why none is stated."""
-        at = f"At {scientific(self.flops)} FLOPs"
-        if self.depth is None or self.params is None or self.tokens is None:
-            return f"{at} no depth is stated: {self.reason}."
-        text = (
-            f"{at}: {layers(self.depth)} × {self.width} wide ({human(self.params)} parameters), "
-            f"{human(self.tokens)} tokens"
-        )
-        if self.loss is not None:
-            costs: list[str] = []
-            for other in self.others[:MOST_SHAPES]:
-                first = f"{layers(other.depth)} cost{'s' if other.depth == 1 else ''}"
-                name = str(other.depth) if costs else first
-                costs.append(f"{name} +{digits(100 * other.excess / self.loss)} %")
-            text += f"; {', '.join(costs)}{near_words(self.near)}"
-        return f"{text} ({self.reason})." if self.reason else f"{text}."
-
 
 AnyShape = TypeVar("AnyShape", Recommendation, ComputeShape)
 
@@ -286,15 +267,6 @@ AnyShape = TypeVar("AnyShape", Recommendation, ComputeShape)
 def in_unit(shape: AnyShape, unit: LossUnit) -> AnyShape:
     """Return a shape whose losses are in nats per token with all of them in another unit."""
     return replace(times(shape, unit.per_nat), unit=unit.name)
-
-
-def near_words(near: Sequence[int] | None) -> str:
-    """Which depths cannot be told apart, to append to the costs of the depths; empty if one is the best."""
-    if near is None:
-        return "; without a noise estimate no difference is tested"
-    if len(near) < 2:
-        return ""
-    return f"; the losses of {listed([str(depth) for depth in near])} layers do not differ significantly"
 
 
 def buildable_width(width: float, step: int | None = None, most: float = math.inf) -> int:

@@ -1,10 +1,11 @@
 """The words of every `Reason`; no code compares them."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from analysis.law.reasons import Because, Reason
+from analysis.runs.remarks import About, Remark
+from analysis.runs.words import filled
+from analysis.runs.words import text_of as remark_text
 from core.numbers import counted, digits, human, layers, listed, scientific
 
 
@@ -92,7 +93,7 @@ WORDS: Mapping[Reason, str | Callable[..., str]] = {
     Reason.ALL_REJECTED: lambda p_value: (
         f"the losses reject every law of the gaps between depths (the largest p is {p_value:.1g})"
     ),
-    Reason.TOKENS_OF_TABLE: str,
+    Reason.TOKENS_OF_TABLE: lambda about, *values: remark_text(Remark(About(about), values)),
     Reason.ABOVE_SIZES: lambda factor, size: (
         f"N is more than {factor:g} times the largest size measured, {human(size)}"
     ),
@@ -144,9 +145,7 @@ WORDS: Mapping[Reason, str | Callable[..., str]] = {
 
 def text_of(because: Because) -> str:
     """The words of one reason."""
-    words = WORDS[because.reason]
-    values: list[Any] = [math.nan if value is None else value for value in because.values]
-    return words if isinstance(words, str) else words(*values)
+    return filled(WORDS[because.reason], because.values)
 
 
 def texts_of(reasons: Sequence[Because]) -> str | None:

@@ -47,6 +47,7 @@ from analysis.report.words import (
     crossing_sentences,
 )
 from analysis.runs.table import RunTable
+from analysis.runs.words import texts_of
 from analysis.tables import Table
 from analysis.units import UnitName
 from core.files import to_json, write_json
@@ -148,8 +149,8 @@ class StudyComparison:
                 f"In {len(unchecked)} of {len(self.studies)} studies: {rate_sentence(unchecked[-1], None)}"
             )
         epochs = [fit.epochs for fit in self._fits if fit.epochs is not None]
-        if epochs and (repeated := max(epochs, key=lambda item: item.high).warning):
-            words.append(repeated)
+        if epochs:
+            words += texts_of(max(epochs, key=lambda item: item.high).repeated)
         return [*self.notes, *words]
 
     def to_json(self) -> dict[str, Any]:

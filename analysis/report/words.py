@@ -1,6 +1,6 @@
 """The sentences that only the pages say; those about one fit are in `analysis.fit.words`."""
 
-from analysis.design.objective import estimate_from
+from analysis.design.objective import estimate_from, estimate_sentence
 from analysis.fit.compared_studies import ByValue
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
@@ -66,7 +66,7 @@ def search_sentence(context: Context) -> str:
     work = f" for {scientific(float(cells['flops'].sum()))} training FLOPs" if "flops" in cells else ""
     estimate = estimate_from(study, context.search.objective)
     ended = context.search.ended
-    parts = [f"The search trained {counted(len(cells), 'cell')}{work}.", estimate.words]
+    parts = [f"The search trained {counted(len(cells), 'cell')}{work}.", estimate_sentence(estimate)]
     return " ".join([*parts, ended[:1].upper() + ended[1:]]).strip()
 
 

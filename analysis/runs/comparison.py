@@ -9,11 +9,12 @@ import pandas as pd
 from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, TOKEN_GROUP
 from analysis.runs.learning_rates import RateChoice, choose_rates
 from analysis.runs.left_out import RowReason, WhyNot
+from analysis.runs.remarks import NAMED, About, Remark, first_names
 from analysis.runs.settings import Chosen, choose, last_steps, refuse_other_data, refuse_other_models
 from analysis.runs.table import RunTable, whole
 from analysis.runs.tokens import TokenRule, choose_tokens
 from core.errors import InputError
-from core.numbers import counted, first_few
+from core.numbers import first_few
 
 #: Relative difference of the table's count from 12·L·d² above which there is a warning.
 COUNT_DIFFERS = 0.05
@@ -36,6 +37,7 @@ class ComparedRuns:
         diverged: shapes with a run that diverged: depth, width, params, number of runs `diverged`, and `of` how many
             runs with an outcome. A run is a seed at a learning rate; it counts as diverged if it has no loss at the
             tokens compared.
+        remarks: what may bias the comparison.
         bracketed: (depth, params) of the shapes whose learning rates bracket the best one.
     """
 
@@ -43,7 +45,7 @@ class ComparedRuns:
     left_out: dict[int, WhyNot]
     tokens: TokenRule
     diverged: pd.DataFrame
-    warnings: tuple[str, ...]
+    remarks: tuple[Remark, ...]
     merged: frozenset[int] = frozenset()
     bracketed: frozenset[tuple[int, float]] = frozenset()
 
@@ -79,22 +81,22 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> ComparedRuns:
     steps = last_steps(used) if foreign else Chosen(used, {})
     level = choose_tokens(steps.rows, tokens)
     settings = choose(level.rows) if foreign else Chosen(level.rows, {})
-    replicates, replicate_warning = _replicates(settings.rows, runs.unseeded)
-    single, averaged, average_warning = _average(replicates)
+    replicates, replicated = _replicates(settings.rows, runs.unseeded)
+    single, averaged, average = _average(replicates)
     choice = choose_rates(single)
     rows = choice.rows.sort_values(["depth", "params", TOKEN_GROUP, "seed"], kind="stable")
     lost = _lost(runs.frame, level.rows)
-    before = (*level.warnings, *steps.warnings, *settings.warnings, *replicate_warning, *average_warning)
+    before = (*level.remarks, *steps.remarks, *settings.remarks, *replicated, *average)
     others = {**steps.left_out, **level.left_out, **settings.left_out, **averaged, **choice.left_out}
     diverged = _outcomes(level.rows, lost, _RUN)
     merged = frozenset(averaged) | choice.merged
-    warnings = (*before, *_warnings(rows, runs, choice, lost))
+    remarks = (*before, *_remarks(rows, runs, choice, lost))
     return ComparedRuns(
-        rows, dict(sorted(others.items())), level.rule, diverged, warnings, merged, choice.bracketed
+        rows, dict(sorted(others.items())), level.rule, diverged, remarks, merged, choice.bracketed
     )
 
 
-def _replicates(rows: pd.DataFrame, unseeded: frozenset[int]) -> tuple[pd.DataFrame, list[str]]:
+def _replicates(rows: pd.DataFrame, unseeded: frozenset[int]) -> tuple[pd.DataFrame, list[Remark]]:
     """Give each row without a seed of its own, of several of one shape and learning rate, a seed that no other row has.
 
     Replicates of two shapes are not paired, because the table does not pair them.
@@ -107,14 +109,11 @@ def _replicates(rows: pd.DataFrame, unseeded: frozenset[int]) -> tuple[pd.DataFr
     seeds = rows["seed"].to_numpy(copy=True)
     seeds[several] = first + np.arange(several.sum())
     shapes = len(rows[several].drop_duplicates(key[:2]))
-    return rows.assign(seed=seeds), [
-        f"{int(several.sum())} rows of {counted(shapes, 'shape')} have no seed and differ in the loss only: they are "
-        "taken as replicates, whose mean is compared and whose differences are the noise."
-    ]
+    return rows.assign(seed=seeds), [Remark(About.REPLICATES, (int(several.sum()), shapes))]
 
 
-def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, WhyNot], list[str]]:
-    """One row per (depth, params, seed, lr, group), the reason of each row averaged into another, and a warning."""
+def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, WhyNot], list[Remark]]:
+    """One row per (depth, params, seed, lr, group), the reason of each row averaged into another, and a remark."""
     key = ["depth", "params", "seed", "lr", TOKEN_GROUP]
     again = rows.duplicated(key)
     if not again.any():
@@ -126,11 +125,8 @@ def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, WhyNot], list[
     }
     details = [name for name in _DETAILS if name in rows.columns]
     differing = [name for name in details if (group[name].nunique(dropna=False) > 1).any()]
-    what = f"they differ in {', '.join(differing)}" if differing else "they differ in no other known column"
-    warning = (
-        f"{len(reasons)} rows are averaged with another of the same depth, N, seed and learning rate; {what}."
-    )
-    return rows.assign(loss=group["loss"].transform("mean"))[~again], reasons, [warning]
+    remark = Remark(About.AVERAGED, (len(reasons), *differing))
+    return rows.assign(loss=group["loss"].transform("mean"))[~again], reasons, [remark]
 
 
 def _lost(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
@@ -157,42 +153,22 @@ def _outcomes(rows: pd.DataFrame, lost: pd.DataFrame, key: list[str]) -> pd.Data
     return shapes.astype(counts).reset_index(drop=True)
 
 
-def _warnings(rows: pd.DataFrame, runs: RunTable, choice: RateChoice, lost: pd.DataFrame) -> Iterator[str]:
+def _remarks(rows: pd.DataFrame, runs: RunTable, choice: RateChoice, lost: pd.DataFrame) -> Iterator[Remark]:
     """What may bias the comparison of `rows`, of which `lost` are the diverged runs without a loss among them."""
     if choice.lowest:
-        shapes = f"{counted(choice.lowest, 'shape')} {'have' if choice.lowest > 1 else 'has'}"
-        text = (
-            f"{shapes} several learning rates but no minimum between three; the one with the lowest mean loss is used. "
-            "The lowest of several is biased down, more for the shapes with more rates."
-        )
-        if choice.at_end:
-            text += f" In {choice.at_end} of them it is the lowest or highest rate tried: a better one may lie beyond."
-        yield text
+        yield Remark(About.LOWEST_RATE, (choice.lowest, choice.at_end))
     seeds = _outcomes(rows, lost, ["depth", "width", "seed"])
     seeds = seeds[seeds["diverged"] < seeds["of"]]
     if len(seeds):
         names = [f"{row.depth}×{row.width}: {row.diverged} of {row.of}" for row in seeds.itertuples()]
-        yield (
-            f"Some seeds of {counted(len(names), 'shape')} diverged (depth×width {first_few(names, '; ')}); such a "
-            "shape is compared by its survivors, whose mean loss is biased down."
-        )
+        yield Remark(About.SURVIVORS, (len(names), *first_names(names)))
     protocols = sorted(set(rows["protocol"]) - {""}) if "protocol" in rows else []
     if len(protocols) > 1:
-        yield (
-            f"Rows come from {len(protocols)} protocols ({', '.join(protocols[:5])}), that is other data, another "
-            "recipe or another rule of the learning rate; losses are comparable only within one."
-        )
+        yield Remark(About.PROTOCOLS, (len(protocols), *protocols[:NAMED]))
     off = float(np.max(np.abs(rows["params"] / (12 * rows["depth"] * rows["width"] ** 2) - 1)))
     if runs.count == "table" and off > COUNT_DIFFERS:
-        yield (
-            f"The column params differs from 12·L·d² by up to {off:.0%}; crossings are in the given params, "
-            "widths follow from 12·L·d²."
-        )
+        yield Remark(About.COUNT_DIFFERS, (off,))
     wide = rows[rows["width"] > rows["vocabulary"]] if "vocabulary" in rows else rows.iloc[:0]
     if len(wide):
-        rank = f"{wide['vocabulary'].min():g}"
-        yield (
-            f"{len(wide)} of {len(rows)} runs have widths up to {wide['width'].max():g}, above the vocabulary of "
-            f"{rank} tokens, so the rank of their embedding is at most {rank}: the crossings are those of this "
-            "vocabulary, and lie elsewhere with a larger one (Wies et al. 2021)."
-        )
+        widest, rank = int(wide["width"].max()), float(wide["vocabulary"].min())
+        yield Remark(About.ABOVE_VOCABULARY, (len(wide), len(rows), widest, rank))

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from core.numbers import digits
+from analysis.runs.remarks import About, Remark
 
 if TYPE_CHECKING:
-    # A plan uses the warning only, without loading a numerical library.
+    # A plan uses `repeated` only, without loading a numerical library.
     import pandas as pd
 
 
@@ -19,9 +19,9 @@ class Epochs:
     unknown: int = 0
 
     @property
-    def warning(self) -> str:
-        """The consequence of repeated data; empty where none was read twice."""
-        return repeat_warning(self.high, "up to " if self.low < self.high else "")
+    def repeated(self) -> tuple[Remark, ...]:
+        """That data were repeated; empty where none was read twice."""
+        return repeated(self.high, "up to " if self.low < self.high else "")
 
 
 def epochs_of(rows: "pd.DataFrame") -> Epochs | None:
@@ -37,11 +37,6 @@ def epochs_of(rows: "pd.DataFrame") -> Epochs | None:
     return Epochs(float(positive.min()), float(positive.max()), len(rows) - len(positive))
 
 
-def repeat_warning(epochs: float, about: str = "") -> str:
-    """The consequence of this many epochs, after a word such as `at least `; empty without a second pass."""
-    if epochs <= 1:
-        return ""
-    return (
-        f"Training reads its data {about}{digits(epochs, 3)} times (epochs). Repeated tokens lower the loss less than "
-        "new ones (Muennighoff et al. 2023, arXiv 2305.16264), so crossings hold for this amount of data only."
-    )
+def repeated(epochs: float, bound: str = "") -> tuple[Remark, ...]:
+    """That data are read this often, with a bound as of `About.REPEATED_DATA`; empty without a second pass."""
+    return (Remark(About.REPEATED_DATA, (epochs, bound)),) if epochs > 1 else ()

@@ -19,10 +19,11 @@ import pandas as pd
 
 from analysis.runs.columns import OPTIONAL_TEXT, TEXT
 from analysis.runs.headings import best_loss, column_of, loss_heading
+from analysis.runs.remarks import About, Remark
 from core.command_line import call
 from core.errors import InputError, shortened
 from core.extras import need
-from core.numbers import counted, listed
+from core.numbers import counted
 
 #: Endings of the tables that `read_file` reads, in lower case; text may also be compressed.
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq")
@@ -58,7 +59,7 @@ def _ending(path: Path) -> tuple[str, str]:
     return suffix, ""
 
 
-def read_file(path: Path, columns: Mapping[str, str]) -> tuple[pd.DataFrame, list[str]]:
+def read_file(path: Path, columns: Mapping[str, str]) -> tuple[pd.DataFrame, list[Remark]]:
     """Return the raw rows of a file, and how it was read where that is not plain.
 
     In CSV and TSV files a loss of nan is text, and differs from a missing one.
@@ -144,20 +145,19 @@ def _text(path: Path, compressed: str) -> str:
 
 def _read_separated(
     path: Path, text: str, separator: str, columns: Mapping[str, str]
-) -> tuple[pd.DataFrame, list[str]]:
-    lines, notes = text.splitlines(keepends=True), []
+) -> tuple[pd.DataFrame, list[Remark]]:
+    lines, notes = text.splitlines(keepends=True), list[Remark]()
     # Comments, blank lines and Excel's line `sep=;` before the header.
     above = next((i for i, line in enumerate(lines) if line.strip() and not _no_header(line)), len(lines))
     if skipped := [i + 1 for i in range(above) if lines[i].strip()]:
-        which = f"Line {skipped[0]} is" if len(skipped) == 1 else f"Lines {skipped[0]} to {skipped[-1]} are"
-        notes.append(f"{which} above the header and not read.")
+        notes.append(Remark(About.LINES_ABOVE, (skipped[0], skipped[-1])))
     if above == len(lines):
         raise pd.errors.EmptyDataError
     counts = {mark: len(next(csv.reader([lines[above]], delimiter=mark))) for mark in _SEPARATORS}
     best = max(counts, key=lambda mark: (counts[mark], mark == separator))
     if counts[best] > counts[separator]:
         separator = best
-        notes.append(f"The columns are separated by {_SEPARATORS[best]}.")
+        notes.append(Remark(About.SEPARATOR, (_SEPARATORS[best],)))
     # A cell key such as 12e4567890123456 would otherwise be read as a number.
     names = [columns.get(name, name) for name in (*TEXT, *OPTIONAL_TEXT)]
     if not re.match(r"\s*#\s*[,;\t|]", lines[above]):
@@ -187,7 +187,7 @@ def _read_separated(
     if separator == ";":
         frame, changed = _decimal_commas(frame)
         if changed:
-            notes.append(f"The comma is read as the decimal point in {listed(changed)}.")
+            notes.append(Remark(About.DECIMAL_COMMA, tuple(changed)))
     return frame, notes
 
 

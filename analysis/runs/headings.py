@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from analysis.runs.remarks import About, Remark, flat
 from core.command_line import option
 from core.errors import InputError, shortened
 from core.numbers import parse_number
@@ -139,11 +140,11 @@ class Headings:
 
     Attributes:
         columns: column -> heading, for those that were found by their names.
-        notes: how they were read, in sentences.
+        notes: how they were read.
     """
 
     columns: Mapping[str, str]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Remark, ...] = ()
 
 
 def words_of(heading: str) -> list[str]:
@@ -281,22 +282,21 @@ def read_headings(headings: Iterable[object], given: Mapping[str, str], ours: It
             places.setdefault(lower, []).append((0, len(heading), heading))
     for column, candidates in places.items():
         taken[column], *also[column] = [heading for _, _, heading in sorted(candidates)]
-    notes: list[str] = []
+    notes: list[Remark] = []
     if "loss" not in given:
         loss, others, notes = _find_loss(free, names)
         if loss and loss != "loss":
             taken["loss"], also["loss"] = loss, others
-    read = [
-        f"{shortened(heading)} as {column}"
-        + (f" (not {', '.join(map(shortened, also[column]))})" if also[column] else "")
-        for column, heading in taken.items()
-    ]
-    if read:
-        notes.insert(0, f"Columns are read by their common names: {', '.join(read)}.")
+    if taken:
+        read = [
+            (shortened(heading), column, ", ".join(map(shortened, also[column])))
+            for column, heading in taken.items()
+        ]
+        notes.insert(0, Remark(About.COMMON_NAMES, flat(read)))
     return Headings(taken, tuple(notes))
 
 
-def _find_loss(free: list[str], names: list[str]) -> tuple[str | None, list[str], list[str]]:
+def _find_loss(free: list[str], names: list[str]) -> tuple[str | None, list[str], list[Remark]]:
     """The heading of the loss among those that are free, the other headings of a loss, and notes; None without one."""
     best = best_loss(free)
     if len(best) > 1:
@@ -309,12 +309,9 @@ def _find_loss(free: list[str], names: list[str]) -> tuple[str | None, list[str]
         return "value" if is_optuna else None, [], []
     (chosen,) = best
     others = [heading for heading in free if heading != chosen.heading and loss_heading(heading)]
-    notes = []
+    notes: list[Remark] = []
     if chosen.heading == "loss" and others:
-        notes.append(f"The loss is the column loss, not {', '.join(map(shortened, others))}.")
+        notes.append(Remark(About.LOSS_COLUMN, ("loss", *map(shortened, others))))
     if chosen.data == 2:
-        notes.append(
-            f"{shortened(chosen.heading)} is a training loss, and the table has no evaluation loss: a model that has "
-            "seen data several times looks better by it than on new data."
-        )
+        notes.append(Remark(About.TRAINING_LOSS, (shortened(chosen.heading),)))
     return chosen.heading, others, notes

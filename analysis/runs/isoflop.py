@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.runs.columns import FLOPS, TOKEN_GROUP, numeric, planned_compute
 from analysis.runs.learning_rates import choose_rates
-from core.numbers import counted, scientific
+from analysis.runs.remarks import About, Remark
 
 #: Factors of 6·N·tokens between which the column of FLOPs has the training FLOPs of a run.
 LEAST_FLOPS, MOST_FLOPS = 0.3, 30.0
@@ -60,14 +60,14 @@ class ComputeTable:
     Attributes:
         rows: one row per depth, budget and seed: `depth`, `params` (the compute C in FLOPs, in place of N), `n_best` (N
             of the minimum), `seed`, and `loss` (nats per token there).
-        left_out: (depth, C) of the minima that there are not, each with its reason.
+        left_out: (depth, C) of the minima that there are not, each with why.
         lowest: (N, loss) of the lowest mean loss there, which a minimum would not exceed.
         sizes: of the depths with a minimum.
         sd: of ln N of one minimum about `BestSize.params`.
     """
 
     rows: pd.DataFrame
-    left_out: dict[tuple[int, float], str]
+    left_out: dict[tuple[int, float], Remark]
     lowest: dict[tuple[int, float], tuple[float, float]]
     sizes: tuple[BestSize, ...]
     sd: float
@@ -108,14 +108,14 @@ def compute_minima(used: pd.DataFrame) -> ComputeTable | None:
     frame = frame.sort_values([*key, "loss"], kind="stable")
     frame["loss"] = frame.groupby(key, dropna=False)["loss"].transform("mean")
     frame = choose_rates(frame[~frame.duplicated(key)]).rows
-    left_out: dict[tuple[int, float], str] = {}
+    left_out: dict[tuple[int, float], Remark] = {}
     lowest: dict[tuple[int, float], tuple[float, float]] = {}
     rows = []
     for _, part in frame.groupby(["depth", "compute"]):
         depth, flops = int(part["depth"].iloc[0]), float(part["compute"].iloc[0])
         minima = _minima(part)
-        if isinstance(minima, str):
-            left_out[depth, flops] = f"{minima} at {scientific(flops)} FLOPs"
+        if isinstance(minima, Remark):
+            left_out[depth, flops] = minima
             means = part.groupby("params")["loss"].mean()
             lowest[depth, flops] = float(means.index[int(means.argmin())]), float(means.min())
             continue
@@ -158,18 +158,19 @@ def _per_token(rows: pd.DataFrame) -> tuple[float, float]:
     return fixed, by_width
 
 
-def _minima(part: pd.DataFrame) -> list[tuple[int, float, float]] | str:
+def _minima(part: pd.DataFrame) -> list[tuple[int, float, float]] | Remark:
     """(seed, N, loss) of the minimum of each seed of a depth at one compute, or why there is none.
 
     The curvature is common to the seeds, because that of few sizes is known badly, and so is the third power. Without
     it sizes that are not centred on the minimum bias the loss there, by up to a mnat between two depths. A minimum
     outside the sizes is none.
     """
+    depth, flops = int(part["depth"].iloc[0]), float(part["compute"].iloc[0])
     x, loss = np.log(part["params"].to_numpy(dtype=float)), part["loss"].to_numpy(dtype=float)
     seeds, member, count = np.unique(part["seed"], return_inverse=True, return_counts=True)
     full = count >= LEAST_SIZES
     if not full.any():
-        return f"{counted(int(count.max()), 'size')}, and a minimum needs {LEAST_SIZES},"
+        return Remark(About.FEW_SIZES_AT_COMPUTE, (depth, int(count.max()), LEAST_SIZES, flops))
     kept = full[member]
     x, loss, member = x[kept], loss[kept], np.unique(member[kept], return_inverse=True)[1]
     sizes, of_size = np.unique(x, return_inverse=True)
@@ -191,7 +192,7 @@ def _minima(part: pd.DataFrame) -> list[tuple[int, float, float]] | str:
         root = curvature + math.sqrt(max(curvature**2 - 3 * skew * slope, 0.0))
         place = -slope / root if root > 0 else math.inf
         if not x.min() - centre <= place <= x.max() - centre or curvature**2 < 3 * skew * slope:
-            return "the least loss is at an end of the sizes"
+            return Remark(About.LEAST_AT_END, (depth, flops))
         value = level + slope * place + curvature * place**2 + skew * place**3
         minima.append((seed, math.exp(centre + place), value))
     return minima

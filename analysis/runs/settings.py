@@ -24,9 +24,11 @@ from analysis.runs.columns import (
 )
 from analysis.runs.headings import last_part, loss_heading, names_in, words_of
 from analysis.runs.left_out import RowReason, WhyNot
+from analysis.runs.remarks import About, Remark, first_names, flat
+from analysis.runs.words import shares
 from core.command_line import option, try_with
 from core.errors import InputError, did_you_mean, shortened
-from core.numbers import counted, first_few, listed
+from core.numbers import listed
 
 #: Columns that identify a run beside its settings.
 RUN = ("depth", "params", "seed", "lr")
@@ -85,11 +87,11 @@ _HISTORY = 3
 
 @dataclass(frozen=True)
 class Chosen:
-    """Rows of one setting per shape, the reason of every other row by its number, and warnings."""
+    """Rows of one setting per shape, the reason of every other row by its number, and what a reader must know."""
 
     rows: pd.DataFrame
     left_out: Mapping[int, WhyNot]
-    warnings: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
 
 def unread_columns(rows: pd.DataFrame) -> list[str]:
@@ -155,30 +157,23 @@ def last_steps(rows: pd.DataFrame) -> Chosen:
         last = steps.transform("max")
         keep = step == last
         if keep.all() or (has_tokens and steps.nunique().median() < _HISTORY):
-            if not has_tokens and (differs := _other_ends(last, rows)):
-                return Chosen(
-                    rows, {}, (f"The table has no training tokens, and {shortened(name)} {differs}",)
-                )
+            if not has_tokens and (ends := _other_ends(last, rows)):
+                return Chosen(rows, {}, (Remark(About.STEPS_DIFFER, (shortened(name), *ends)),))
             continue
         left_out = dict.fromkeys(rows.index[~keep], WhyNot(RowReason.EARLIER, (last_part(name),)))
-        why = (
-            "Each run has one number of training tokens" if has_tokens else "The table has no training tokens"
-        )
-        text = f"{why}; each run counts with its last {shortened(name)}"
-        differs = _other_ends(last[keep], rows[keep])
-        return Chosen(rows[keep], left_out, (f"{text}, which {differs}" if differs else f"{text}.",))
+        ends = _other_ends(last[keep], rows[keep])
+        about = About.LAST_STEP_DIFFERS if ends else About.LAST_STEP
+        remark = Remark(about, (shortened(name), int(has_tokens), *ends))
+        return Chosen(rows[keep], left_out, (remark,))
     return Chosen(rows, {})
 
 
-def _other_ends(last: pd.Series, rows: pd.DataFrame) -> str:
-    """How the last steps of runs of equal tokens differ, and what follows; empty if they do not."""
+def _other_ends(last: pd.Series, rows: pd.DataFrame) -> tuple[float, ...]:
+    """If the last steps of runs of equal tokens differ: the first and the last, and 1 without tokens, else 0."""
     ends = last.groupby(rows["tokens"], dropna=False).agg(["min", "max"])
     if (ends["max"] <= ends["min"] * (1 + _SAME_STEP)).all():
-        return ""
-    text = f"differs between the runs ({last.min():g} to {last.max():g}): losses are comparable only at equal training"
-    column = option("column", "tokens=HEADING")
-    name = f" Name their column with {column}." if rows["tokens"].isna().all() else ""
-    return f"{text} tokens.{name}"
+        return ()
+    return float(last.min()), float(last.max()), int(rows["tokens"].isna().all())
 
 
 def choose(rows: pd.DataFrame) -> Chosen:
@@ -195,7 +190,7 @@ def choose(rows: pd.DataFrame) -> Chosen:
     """
     tuned: list[str] = []
     groups = [rows[column] for column in RUN]
-    warnings: list[str] = []
+    remarks: list[Remark] = []
     for name in unread_columns(rows):
         if not _may_be_setting(name):
             continue
@@ -214,20 +209,14 @@ def choose(rows: pd.DataFrame) -> Chosen:
         if within:
             tuned.append(name)
         elif 1 < values.nunique() <= len(rows) / 2 and (switch or _by_depth(values, rows["depth"])):
-            warnings.append(
-                f"The rows compared differ in {shortened(name)} ({_shares(values)}), which is not read."
-            )
+            parts = flat(first_names(_counts(values)))
+            remarks.append(Remark(About.SETTING_NOT_READ, (shortened(name), *parts)))
     if not tuned:
-        return Chosen(rows, {}, tuple(warnings))
+        return Chosen(rows, {}, tuple(remarks))
     values = rows[tuned].apply(_values).agg(" ".join, axis=1)
     left_out = dict(_worse(rows.assign(value=values), tuned))
-    names = listed([shortened(name) for name in tuned])
-    warnings.append(
-        f"{counted(len(left_out), 'row')} differ from others of the same shape, seed and learning rate in {names}, "
-        "which is not read: per shape the value with the lowest mean loss is compared. The lowest of several is biased "
-        "down."
-    )
-    return Chosen(rows.drop(index=list(left_out)), left_out, tuple(warnings))
+    remarks.append(Remark(About.TUNED, (len(left_out), *map(shortened, tuned))))
+    return Chosen(rows.drop(index=list(left_out)), left_out, tuple(remarks))
 
 
 def _worse(rows: pd.DataFrame, tuned: list[str]) -> Iterator[tuple[int, WhyNot]]:
@@ -276,19 +265,17 @@ def _values(column: pd.Series) -> pd.Series:
     return text.mask(numbers.notna(), numbers.map(lambda value: f"{value:.12g}"))
 
 
-def _shares(values: pd.Series) -> str:
-    counts = values.value_counts()
-    return first_few(
-        [f"{shortened(str(value)) or 'empty'}: {counted(count, 'row')}" for value, count in counts.items()]
-    )
+def _counts(values: pd.Series) -> list[tuple[int, str]]:
+    """The number of rows of each value, the most frequent first."""
+    return [(int(count), shortened(str(value))) for value, count in values.value_counts().items()]
 
 
 def _needs_choice(name: str, values: pd.Series, why: str) -> InputError:
     # An option cannot name an empty value.
     most = str(values[values != ""].value_counts().index[0])
     return InputError(
-        f"The column {shortened(name)!r} has several values ({_shares(values)}), and {why}. Compare the rows of one "
-        f"value, with {option('where', 'COLUMN=VALUE')}.{try_with([('where', f'{name}={most}')])}"
+        f"The column {shortened(name)!r} has several values ({shares(_counts(values))}), and {why}. Compare the rows "
+        f"of one value, with {option('where', 'COLUMN=VALUE')}.{try_with([('where', f'{name}={most}')])}"
     )
 
 
@@ -309,6 +296,7 @@ def rows_where(frame: pd.DataFrame, conditions: Mapping[str, str], source: str) 
         keep &= (values == _values(pd.Series([value], dtype=object)).iloc[0]).to_numpy()
         if not keep.any():
             raise InputError(
-                f"{source} has no row whose {shortened(name)} is {shortened(value)!r}; it has {_shares(values)}."
+                f"{source} has no row whose {shortened(name)} is {shortened(value)!r}; it has "
+                f"{shares(_counts(values))}."
             )
     return np.flatnonzero(keep)

@@ -33,11 +33,12 @@ from analysis.runs.columns import (
 from analysis.runs.files import EMPTY, read_file
 from analysis.runs.headings import Headings, Unit, names_in, read_headings, scale_of, unit_of, words_of
 from analysis.runs.left_out import RowReason, WhyNot, entry
+from analysis.runs.remarks import About, Remark, first_names, flat
 from analysis.runs.settings import rows_where, unread_columns
 from core.command_line import option, try_with
 from core.errors import InputError, shortened
 from core.files import write_text
-from core.numbers import counted, first_few, parse_number
+from core.numbers import counted, parse_number
 
 #: How N is counted: 12·L·d², the paper's count of non-embedding parameters, or the table's own column.
 Count = Literal["nonembedding", "table"]
@@ -61,10 +62,6 @@ NOT_FINITE = "loss is not finite"
 MOST_LOSS = math.log(1e6)
 #: A loss in nats per token below it is none.
 LEAST_LOSS = 1e-12
-_NATS: Mapping[Unit, tuple[str, str]] = {
-    "perplexity": ("perplexities", "the natural logarithm is compared"),
-    "bits": ("bits", "times ln 2 they are compared, in nats per token or byte, as the bits are"),
-}
 #: Columns of losses in another unit that `--column` takes.
 UNITS: tuple[Unit, ...] = ("perplexity", "bits")
 
@@ -99,7 +96,7 @@ class RunTable:
     left_out: list[dict[str, Any]]
     source: str = "a table"
     count: Count = "nonembedding"
-    notes: tuple[str, ...] = ()
+    notes: tuple[Remark, ...] = ()
     headings: Mapping[str, str] = field(default_factory=dict)
     unseeded: frozenset[int] = frozenset()
 
@@ -124,7 +121,7 @@ class RunTable:
         left_out: list[dict[str, Any]] | None = None,
         count: Count = "nonembedding",
         where: Mapping[str, str] | None = None,
-        notes: Sequence[str] = (),
+        notes: Sequence[Remark] = (),
     ) -> "RunTable":
         """Make a run table from a DataFrame.
 
@@ -376,29 +373,27 @@ def _refuse_other_units(typed: pd.DataFrame, source: str, unit: Unit, heading: s
     )
 
 
-def _notes(typed: pd.DataFrame, unread: Mapping[str, pd.Series], unit: Unit, heading: str) -> Iterator[str]:
-    """What was converted, could not be read, or is not finished, in sentences."""
+def _notes(
+    typed: pd.DataFrame, unread: Mapping[str, pd.Series], unit: Unit, heading: str
+) -> Iterator[Remark]:
+    """What was converted, could not be read, or is not finished."""
     if unit != "nats":
-        what, how = _NATS[unit]
-        yield f"The losses ({shortened(heading)}) are {what}; {how}."
+        yield Remark(About.CONVERTED, (shortened(heading), unit))
     for name, texts in unread.items():
         if name not in (*REQUIRED, "params"):
-            values = first_few([repr(shortened(str(value))) for value in dict.fromkeys(texts)])
-            yield f"{name} is no number in {counted(len(texts), 'row')} ({values}) and counts as missing there."
+            values = first_names([shortened(str(value)) for value in dict.fromkeys(texts)])
+            yield Remark(About.NOT_NUMBERS, (name, len(texts), *values))
     if typed["tokens"].isna().all():
         like = [name for name in unread_columns(typed) if {"tokens", "token", "tok"} & set(words_of(name))]
         like = [name for name in like if not {"per", "second", "sec", "s", "vocab"} & set(words_of(name))]
         if like:
-            yield (
-                f"The training tokens are not read; {first_few([shortened(name) for name in like])} may be them: name "
-                f"the column with {option('column', f'tokens={shortened(like[0])}')}."
-            )
+            yield Remark(About.TOKENS_NOT_READ, tuple(first_names([shortened(name) for name in like])))
     if (typed["cell"] != "").all():
         return  # `interplay status` counts the cells of a study
     states = typed.loc[~typed["status"].isin(["done", "diverged"]), "status"].value_counts()
     if len(states):
-        parts = first_few([f"{count} {status}" for status, count in states.items()])
-        yield f"Left out, because their runs are not finished: {counted(int(states.sum()), 'row')} ({parts})."
+        parts = flat((int(count), str(status)) for status, count in states.items())
+        yield Remark(About.UNFINISHED, (int(states.sum()), *parts))
 
 
 def read_numbers(column: pd.Series, *, thousands: bool = True) -> tuple[npt.NDArray[np.float64], pd.Series]:

@@ -11,7 +11,7 @@ matter, not their unit.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,10 @@ import pandas as pd
 
 from analysis.runs.columns import TABLE_PARAMS, TOKEN_GROUP, planned_compute
 from analysis.runs.left_out import RowReason, WhyNot
+from analysis.runs.remarks import About, Remark, first_names
+from analysis.runs.words import text_of, texts_of
 from core.command_line import option
 from core.errors import InputError
-from core.numbers import first_few, human, scientific
 
 Floats = npt.NDArray[np.float64]
 Rule = Literal[
@@ -66,14 +67,17 @@ class TokenRule:
         compared: the level compared, in the table's unit, for `ratio` the tokens per parameter; None if there is no
             single one.
         levels: all levels, ascending.
-        no_extrapolation: why the table allows no answer beyond its sizes, if tokens differ between the shapes compared.
+        remarks: how tokens are compared.
+        refusal: why the table allows no answer beyond its sizes, if tokens differ between the shapes compared.
     """
+
+    JSON_PROPERTIES: ClassVar = ("sentence", "no_extrapolation")
 
     rule: Rule
     compared: float | None
     levels: tuple[float, ...]
-    sentence: str
-    no_extrapolation: str | None = None
+    remarks: tuple[Remark, ...] = ()
+    refusal: Remark | None = None
 
     @property
     def comparable(self) -> bool:
@@ -81,23 +85,26 @@ class TokenRule:
         return self.rule not in ("compute", "unequal")
 
     @property
-    def at(self) -> str:
-        """What every statement about sizes must add, such as `at 20 tokens per parameter`; else empty."""
-        if self.rule != "ratio" or self.compared is None:
-            return ""
-        return f"at {self.compared:.3g} tokens per parameter"
+    def ratio(self) -> float | None:
+        """The tokens per parameter at which alone statements about sizes hold; None if that is no condition."""
+        return self.compared if self.rule == "ratio" else None
 
-    def qualified(self, statement: str) -> str:
-        """A statement about sizes, with or without its full stop, with what it must add; an empty one stays empty."""
-        if not statement or not self.at:
-            return statement
-        text = statement.removesuffix(".")
-        return f"{text}, {self.at}{statement[len(text) :]}"
+    @property
+    def sentence(self) -> str:
+        """The words of `remarks`, and of `refusal` if these do not have it."""
+        refused = self.no_extrapolation if self.rule != "compute" else None
+        more = [f"There is no projection beyond the measured sizes: {refused}."] if refused else []
+        return " ".join([*texts_of(self.remarks), *more])
+
+    @property
+    def no_extrapolation(self) -> str | None:
+        """The words of `refusal`."""
+        return None if self.refusal is None else text_of(self.refusal)
 
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """Rows at comparable tokens, the reason of every other row by its number, and warnings for the reader.
+    """Rows at comparable tokens, the reason of every other row by its number, and what a reader must know.
 
     The column `TOKEN_GROUP` of the rows numbers the groups inside which they are compared.
     """
@@ -105,7 +112,7 @@ class TokenChoice:
     rule: TokenRule
     rows: pd.DataFrame
     left_out: dict[int, WhyNot]
-    warnings: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
 
 def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
@@ -122,13 +129,8 @@ def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
     planned = planned_compute(used) if tokens is None else None
     if planned is not None:
         values, at = np.unique(planned, return_inverse=True)
-        words = (
-            f"Depths are compared at equal FLOPs ({scientific(values[0])} to {scientific(values[-1])}), each at its "
-            "best size. Training tokens differ at equal N, so there is no crossing in N, and no projection beyond "
-            "these FLOPs."
-        )
-        levels = tuple(np.unique(used["tokens"]).tolist())
-        rule = TokenRule("compute", None, levels, words, "training tokens differ at equal N")
+        about = Remark(About.COMPUTES, (float(values[0]), float(values[-1])))
+        rule = _unequal("compute", np.unique(used["tokens"]), about, Remark(About.DIFFER_AT_EQUAL_N))
         return TokenChoice(rule, used.assign(**{TOKEN_GROUP: at}), {})
     value = used["tokens"].where(np.isfinite(used["tokens"]) & (used["tokens"] > 0))
     optional = [TABLE_PARAMS] if TABLE_PARAMS in used else []
@@ -155,43 +157,43 @@ def _choose(table: pd.DataFrame, tokens: float | None) -> TokenChoice:
     if tokens is not None:
         nearest = _nearest_level(tokens, levels)
         if len(levels) > 1 or len(with_tokens) < len(table):
-            return _at_level(table, levels, nearest, f"the level nearest to the {human(tokens, 3)} asked for")
+            return _at_level(table, levels, nearest, About.ASKED_TOKENS, tokens)
     if with_tokens.empty:
-        words = "No row has its training tokens; losses are compared as if at equal tokens."
-        return TokenChoice(TokenRule("unknown", None, (), words), table, {})
-    warnings = []
-    if len(with_tokens) < len(table):
-        missing = f"{len(table) - len(with_tokens)} of {len(table)} rows have no training tokens"
-        warnings.append(f"{missing}; they are taken as comparable.")
+        rule = TokenRule("unknown", None, (), (Remark(About.TOKENS_UNKNOWN),))
+        return TokenChoice(rule, table, {})
+    missing = len(table) - len(with_tokens)
+    remarks = (Remark(About.WITHOUT_TOKENS, (missing, len(table))),) if missing else ()
     if len(levels) == 1:
-        words = f"All losses are at {human(levels[0], 3)} training tokens."
-        rule = TokenRule("equal", float(levels[0]), tuple(levels.tolist()), words)
-        return TokenChoice(rule, table, {}, tuple(warnings))
+        level = float(levels[0])
+        rule = TokenRule("equal", level, (level,), (Remark(About.EQUAL_TOKENS, (level,)),))
+        return TokenChoice(rule, table, {}, remarks)
     if with_tokens.groupby([with_tokens[name] for name in _RUN], dropna=False)["level"].nunique().max() > 1:
         return _checkpoints(table, levels)
     if choice := _at_ratio(with_tokens, table, levels, 1.0):
-        return replace(choice, warnings=tuple(warnings))
+        return replace(choice, remarks=remarks)
     shapes = with_tokens.drop_duplicates([*_SHAPE, "level"])
     held = np.bincount(shapes["level"])
     if held.max() >= MOST_SHAPES * len(with_tokens.drop_duplicates(_SHAPE)):
         # A few shapes that ended early, or were trained longer, must not decide how all the others are compared.
-        return _at_level(table, levels, int(np.argmax(held)), "the number that most shapes have")
-    span = f"{levels[0]:.4g} to {levels[-1]:.4g}"
+        return _at_level(table, levels, int(np.argmax(held)), About.USUAL_TOKENS)
+    span = float(levels[0]), float(levels[-1])
     refusal = _no_extrapolation(with_tokens)
     groups = _groups(with_tokens, table, levels)
     if choice := _equal_compute(with_tokens, table, levels, several=groups is None):
-        return replace(choice, warnings=(*warnings, *choice.warnings))
+        return replace(choice, remarks=(*remarks, *choice.remarks))
     if _follows_params(with_tokens):
-        words = f"Training tokens rise with N ({span}) and are equal at equal N, where depths are compared."
-        return TokenChoice(_unequal("with_params", levels, words, refusal), table, {}, tuple(warnings))
+        rule = _unequal("with_params", levels, Remark(About.WITH_PARAMS, span), refusal)
+        return TokenChoice(rule, table, {}, remarks)
     if choice := _at_ratio(with_tokens, table, levels, MOST_SHAPES) or groups:
-        return replace(choice, warnings=(*warnings, *choice.warnings))
-    words = (
-        f"No number of training tokens is common to the shapes ({span}), and tokens differ at similar N; losses are "
-        f"comparable only at equal tokens, so there is no crossing.{_other_count(with_tokens)}"
+        return replace(choice, remarks=(*remarks, *choice.remarks))
+    rule = _unequal(
+        "unequal",
+        levels,
+        Remark(About.NO_COMMON_TOKENS, span),
+        refusal or Remark(About.DIFFER_AT_SIMILAR_N),
+        _other_count(with_tokens),
     )
-    rule = _unequal("unequal", levels, words, refusal or "tokens differ at similar N")
-    return TokenChoice(rule, table, {}, (*warnings, rule.sentence))
+    return TokenChoice(rule, table, {}, (*remarks, Remark(About.NOT_COMPARABLE)))
 
 
 def _groups(with_tokens: pd.DataFrame, table: pd.DataFrame, levels: Floats) -> TokenChoice | None:
@@ -212,16 +214,12 @@ def _groups(with_tokens: pd.DataFrame, table: pd.DataFrame, levels: Floats) -> T
     held = len(best.drop_duplicates(_SHAPE)) / len(with_tokens.drop_duplicates(_SHAPE))
     if len(numbers) < 2 or held < GROUPED_SHAPES:
         return None
-    words = (
-        f"Losses are compared inside {len(numbers)} groups of equal N and equal training tokens "
-        f"({levels[0]:.4g} to {levels[-1]:.4g}), in which the best depth is taken to depend on N alone."
-    )
-    rule = _unequal("groups", levels, words, "training tokens differ between the groups that are compared")
+    about = Remark(About.GROUPS, (len(numbers), float(levels[0]), float(levels[-1])))
+    rule = _unequal("groups", levels, about, Remark(About.DIFFER_BETWEEN_GROUPS))
     odd = table.index.difference(best.index)
     why = WhyNot(RowReason.NO_OTHER_DEPTH)
-    warning = [f"{len(odd)} of {len(table)} rows are left out: {why.text}."] if len(odd) else []
     rows = table.drop(index=odd).assign(**{TOKEN_GROUP: pd.Series(best_group, index=best.index)})
-    return TokenChoice(rule, rows, dict.fromkeys(odd, why), tuple(warning))
+    return TokenChoice(rule, rows, dict.fromkeys(odd, why), _left_out(len(odd), len(table), why))
 
 
 def _equal_compute(
@@ -253,32 +251,26 @@ def _equal_compute(
     ):
         return None
     flops = 6 * float((rows["params"] * rows["tokens"]).median())
-    which = f", the largest of {len(held)} budgets" if len(held) > 1 else ""
-    words = (
-        f"Losses are compared at equal compute, {scientific(flops)} FLOPs (6·N·tokens){which}: training tokens "
-        f"shrink with N, from {rows['tokens'].max():.4g} to {rows['tokens'].min():.4g}, and are equal at equal N."
-    )
+    most, fewest = float(rows["tokens"].max()), float(rows["tokens"].min())
+    about = Remark(About.EQUAL_COMPUTE, (flops, len(held), most, fewest))
     why = WhyNot(RowReason.OTHER_COMPUTE, (flops,))
-    rule = _unequal("equal_compute", levels, words, "training tokens shrink as N grows")
+    rule = _unequal("equal_compute", levels, about, Remark(About.SHRINK_WITH_N))
     return TokenChoice(rule, rows, dict.fromkeys(table.index.difference(rows.index), why))
 
 
-def _other_count(rows: pd.DataFrame) -> str:
-    """The count of parameters that tokens follow if they do not follow N, and how to compare by it; else empty."""
-    use = f"; with {option('count', 'table')}, depths are compared at equal tokens."
+def _other_count(rows: pd.DataFrame) -> Remark | None:
+    """The count of parameters that tokens follow if they do not follow N; None without one."""
     if TABLE_PARAMS in rows:
         each = np.log(rows["tokens"]) - np.log(rows[TABLE_PARAMS])
         if (each - each.median()).abs().max() <= math.log1p(SAME_RATIO):
-            count = "parameter of the table's own count"
-            return f" Tokens are {math.exp(each.median()):.3g} per {count}{use}"
+            return Remark(About.TOKENS_BY_TABLE_COUNT, (math.exp(each.median()),))
     terms = rows[["params", "width"]].div(rows["tokens"], axis=0).to_numpy()
     ratio, by_width = np.linalg.lstsq(terms, np.ones(len(rows)), rcond=None)[0].tolist()
     if len(rows.drop_duplicates(_SHAPE)) < LEAST_SHAPES or min(ratio, by_width) <= 0:
-        return ""
+        return None
     if np.abs(terms @ (ratio, by_width) - 1).max() > SAME_RATIO:
-        return ""
-    count = f"N + {by_width / ratio:,.0f}·width, as of all parameters with embeddings"
-    return f" Tokens are {ratio:.3g}·({count}): give the table that count as its column params{use}"
+        return None
+    return Remark(About.TOKENS_BY_WIDTH, (ratio, by_width / ratio))
 
 
 def _at_ratio(
@@ -291,18 +283,21 @@ def _at_ratio(
     if len(held) < share * len(shapes) or np.ptp(np.log(rows["params"])) <= math.log1p(SAME_AT_N):
         return None
     ratio = math.exp(each.median())
-    words = f"All losses are at {ratio:.3g} training tokens per parameter."
-    rule = TokenRule("ratio", ratio, tuple(levels.tolist()), words)
+    rule = TokenRule("ratio", ratio, tuple(levels.tolist()), (Remark(About.EQUAL_RATIO, (ratio,)),))
     odd = with_tokens.index.difference(rows.index)
     why = WhyNot(RowReason.OTHER_RATIO, (ratio,))
-    warning = [f"{len(odd)} of {len(with_tokens)} rows are left out: {why.text}."] if len(odd) else []
-    return TokenChoice(rule, table.drop(index=odd), dict.fromkeys(odd, why), tuple(warning))
+    remarks = _left_out(len(odd), len(with_tokens), why)
+    return TokenChoice(rule, table.drop(index=odd), dict.fromkeys(odd, why), remarks)
 
 
-def _unequal(rule: Rule, levels: Floats, words: str, refusal: str | None) -> TokenRule:
-    if refusal:
-        words += f" There is no projection beyond the measured sizes: {refusal}."
-    return TokenRule(rule, None, tuple(levels.tolist()), words, refusal)
+def _left_out(rows: int, of: int, why: WhyNot) -> tuple[Remark, ...]:
+    return (Remark(About.ROWS_LEFT_OUT, (rows, of, why.reason, *why.values)),) if rows else ()
+
+
+def _unequal(
+    rule: Rule, levels: Floats, about: Remark, refusal: Remark | None, count: Remark | None = None
+) -> TokenRule:
+    return TokenRule(rule, None, tuple(levels.tolist()), (about, count) if count else (about,), refusal)
 
 
 def _nearest_level(tokens: float, levels: Floats) -> int:
@@ -347,20 +342,18 @@ def _checkpoints(table: pd.DataFrame, levels: Floats) -> TokenChoice:
         if choice := _at_ratio(ends, ends, levels, 1.0):
             return replace(choice, left_out=left_out)
         if _follows_params(ends):
-            words = (
-                "Losses are compared at the last checkpoint of each shape: training tokens grow with N, from "
-                f"{ends['tokens'].min():.4g} to {ends['tokens'].max():.4g}, and are equal at equal N."
+            span = float(ends["tokens"].min()), float(ends["tokens"].max())
+            rule = _unequal(
+                "with_params", levels, Remark(About.LAST_CHECKPOINTS, span), _no_extrapolation(ends)
             )
-            rule = _unequal("with_params", levels, words, _no_extrapolation(ends))
             return TokenChoice(rule, ends, left_out)
     if groups:
         return groups
-    who = "all" if held[best] == shapes else f"{held[best]} of the {shapes}"
-    return _at_level(table, levels, best, f"the most that {who} shapes have")
+    return _at_level(table, levels, best, About.MOST_TOKENS, int(held[best]), shapes)
 
 
-def _at_level(table: pd.DataFrame, levels: Floats, chosen: int, why: str) -> TokenChoice:
-    """Rows at one level, the last of each model there."""
+def _at_level(table: pd.DataFrame, levels: Floats, chosen: int, about: About, *values: float) -> TokenChoice:
+    """Rows at one level, the last of each model there; the values are those of the remark beside the levels."""
     compared = float(levels[chosen])
     tokens = table["tokens"].where(table["level"] == chosen)
     latest = tokens.groupby(
@@ -381,23 +374,17 @@ def _at_level(table: pd.DataFrame, levels: Floats, chosen: int, why: str) -> Tok
     }
     count = keep.groupby([table["depth"], table["params"]]).transform("sum")
     without = table[count == 0].drop_duplicates(["depth", "params"])
-    warnings = []
+    remarks: tuple[Remark, ...] = ()
     if len(without):
         names = [f"{depth}×{width}" for depth, width in zip(without["depth"], without["width"], strict=True)]
         shapes = len(table.drop_duplicates(["depth", "params"]))
-        warnings.append(
-            f"{len(names)} of {shapes} shapes have no loss at the {compared:.4g} training tokens compared and are "
-            f"left out (depth×width {first_few(names)})."
-        )
-    words = (
-        f"Losses are compared at {human(compared, 3)} training tokens, {why} "
-        f"({len(levels)} levels from {human(levels[0], 3)} to {human(levels[-1], 3)})."
-    )
-    rule = TokenRule("level", compared, tuple(levels.tolist()), words)
-    return TokenChoice(rule, table[keep], left_out, tuple(warnings))
+        remarks = (Remark(About.SHAPES_LEFT_OUT, (len(names), shapes, compared, *first_names(names))),)
+    level = compared, len(levels), float(levels[0]), float(levels[-1])
+    rule = TokenRule("level", compared, tuple(levels.tolist()), (Remark(about, (*level, *values)),))
+    return TokenChoice(rule, table[keep], left_out, remarks)
 
 
-def _no_extrapolation(rows: pd.DataFrame) -> str | None:
+def _no_extrapolation(rows: pd.DataFrame) -> Remark | None:
     """Why nothing is projected from a table in which tokens change with size; None if they do not.
 
     Beyond the sizes a projection would need the tokens of that size, and the effect of size on the best depth cannot be
@@ -410,11 +397,7 @@ def _no_extrapolation(rows: pd.DataFrame) -> str | None:
     together = float(np.corrcoef(points["x"], points["y"])[0, 1])
     if abs(together) < TOGETHER:
         return None
-    how = "size and training tokens grow together" if together > 0 else "training tokens shrink as N grows"
-    return (
-        f"{how} (correlation of their logarithms {together:.2f}), so their effects on the best depth cannot be "
-        "separated; train shapes of several sizes on equal tokens, or on one number of tokens per parameter"
-    )
+    return Remark(About.CORRELATED, (together,))
 
 
 def _follows_params(rows: pd.DataFrame) -> bool:

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.epochs import repeat_warning
+from analysis.runs.epochs import repeated
+from analysis.runs.words import texts_of
 from core.command_line import call
 from core.errors import InputError, shortened, some
 from core.numbers import counted, scientific
@@ -236,7 +237,7 @@ def make_plan(spec: StudySpec, *, base: Path = Path(), capacity: ClusterCapacity
     }
     differ = len({planned.tokens for planned in cells}) > 1
     about = f"{planner.at_least}{'up to ' if differ and not planner.at_least else ''}"
-    repeats = repeat_warning(planner.epochs or 0.0, about)
+    repeats = texts_of(repeated(planner.epochs or 0.0, about))
     return Plan(
         name=spec.name,
         device=planner.layouts.device.name,
@@ -247,7 +248,7 @@ def make_plan(spec: StudySpec, *, base: Path = Path(), capacity: ClusterCapacity
         protocol=digest(shared),
         cells=cells,
         misses=missed,
-        data_notes=(*([repeats] if repeats else []), *spec.data.notes(base)),
+        data_notes=(*repeats, *spec.data.notes(base)),
         planner=planner,
         more=tuple(more),
         left_out=tuple(left_out),

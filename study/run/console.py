@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from analysis.design.objective import estimate_sentence
 from analysis.units import bits_per_byte
 from core.numbers import duration, scientific
 from study.plan.cells import PlannedCell
@@ -117,7 +118,7 @@ class Viewer:
 
     def _read_news(self, planned: PlannedCell) -> None:
         if self.search and not planned.purpose and (state := self.search.news()):
-            self.note = state.estimate.words if state.estimate else ""
+            self.note = estimate_sentence(state.estimate) if state.estimate else ""
 
     def retried(self, planned: PlannedCell, reason: str) -> None:
         """Show that a trial was lost; its cell resumes from its checkpoint."""

@@ -12,8 +12,9 @@ from typing import Generic, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from analysis.runs.epochs import repeat_warning
+from analysis.runs.epochs import repeated
 from analysis.runs.table import RunTable
+from analysis.runs.words import texts_of
 from core.errors import InputError
 from core.extras import need
 from core.numbers import duration
@@ -223,8 +224,8 @@ class _Run:
             # Trials open the store by its key alone: a relative path may mean nothing where they run.
             key = self.plan.cells[0].cell.data_key
             windows = packed(spec.data, spec.training.context, self.paths.data, key, self.console)
-            if repeated := repeat_warning(self.plan.planner.epochs_of(windows)):
-                self._warn(repeated)
+            for text in texts_of(repeated(self.plan.planner.epochs_of(windows))):
+                self._warn(text)
             self.check_interrupt()
             self._time_steps()
             if cluster is None:

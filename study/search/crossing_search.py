@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.design.gains import Choice
 from analysis.design.next_cells import propose
-from analysis.design.objective import CHECKS, Estimate, Objective, estimate, reached
+from analysis.design.objective import CHECKS, Estimate, Objective, estimate, estimate_sentence, reached
 from analysis.design.power import AHEAD
 from analysis.runs.columns import COLUMNS
 from analysis.runs.table import RunTable
@@ -178,7 +178,7 @@ class CrossingSearch(Search):
             judged = [self._estimate(count) for count in last]
             if reached(judged, wanted):
                 end = f"The search ends after {last[-1]} cells: ±{100 * wanted:g} % was asked for."
-                return SearchEnd("halfwidth", f"{judged[-1].words} {end}")
+                return SearchEnd("halfwidth", f"{estimate_sentence(judged[-1])} {end}")
             self._judged += 1
         return self._limit()
 

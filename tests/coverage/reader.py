@@ -23,9 +23,9 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from analysis.fit.answer_words import use_sentence
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import recommended
+from analysis.law.answer_words import use_sentence
 from analysis.law.near_optimal import WITHIN
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded

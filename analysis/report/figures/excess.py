@@ -12,9 +12,9 @@ from scipy.sparse import csr_array
 
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
-from analysis.fit.answer_words import MOST_DEPTHS, largest
 from analysis.fit.document import Fit
 from analysis.intervals import width_of
+from analysis.law.answer_words import MOST_DEPTHS, largest
 from analysis.law.crossings import Crossing
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from analysis.design import objective as objectives
-from analysis.design.objective import Objective, reached
+from analysis.design.objective import Objective, estimate_sentence, reached
 from analysis.fit.document import fit
+from analysis.law.reasons import Reason, has
 from analysis.law.threshold_law import solve_depth
 from analysis.runs.table import RunTable
 from core.errors import InputError
@@ -42,14 +43,15 @@ def test_the_depth_is_that_of_the_fit_of_the_same_rows(rows, fitted):
     assert (found.low, found.high) == pytest.approx(projected.depth_interval)
     assert found.halfwidth == pytest.approx((found.high - found.low) / (2 * found.value))
     assert found.low <= solve_depth(TRUTH.a, TRUTH.b, AHEAD) <= found.high
-    assert "N = 4e+05" in found.words
-    assert f"{found.halfwidth:.0%}" in found.words
+    assert "N = 4e+05" in estimate_sentence(found)
+    assert f"{found.halfwidth:.0%}" in estimate_sentence(found)
 
 
 def test_beyond_ten_times_the_largest_size_there_is_no_estimate(rows):
     found = estimate(rows, Objective("depth", 1e8))
     assert (found.value, found.low, found.high, found.halfwidth) == (None, None, None, math.inf)
-    assert "more than 10 times" in found.words
+    assert has(found.evidence.reasons, Reason.ABOVE_SIZES)
+    assert "more than 10 times" in estimate_sentence(found)
 
 
 def test_the_depth_of_a_rejected_law_is_as_uncertain_as_the_fit_says(rows):
@@ -70,6 +72,7 @@ def test_the_crossings_have_the_half_width_of_the_least_certain(rows, fitted):
     }
     assert found.halfwidth == pytest.approx(max(halves.values()))
     assert halves[found.value] == max(halves.values())
+    assert f"N = {found.value:.3g} ({found.low:.3g} to {found.high:.3g}" in estimate_sentence(found)
 
 
 def test_order_and_index_of_the_rows_do_not_matter(rows):
@@ -86,13 +89,15 @@ def test_too_few_rows_give_no_estimate_but_a_reason(rows):
     ):
         found = estimate(few, Objective("depth", AHEAD))
         assert (found.value, found.low, found.high, found.halfwidth) == (None, None, None, math.inf)
-        assert why in found.words
+        assert why in estimate_sentence(found)
 
 
 def test_a_diverged_shape_opens_its_crossing_and_a_failed_one_does_not(rows):
     lost = rows.iloc[[0]].assign(depth=4, width=50, params=12 * 4 * 50**2, loss=np.nan)
     diverged, failed = (pd.concat([rows, lost.assign(status=name)]) for name in ("diverged", "failed"))
-    assert math.isinf(estimate(diverged, Objective("crossings")).halfwidth)
+    opened = estimate(diverged, Objective("crossings"))
+    assert math.isinf(opened.halfwidth)
+    assert estimate_sentence(opened).endswith(f"{opened.evidence.reason}.")
     assert estimate(failed, Objective("crossings")) == estimate(rows, Objective("crossings"))
 
 

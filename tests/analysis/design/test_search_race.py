@@ -82,7 +82,7 @@ def test_a_race_ends_when_the_estimate_was_narrow_twice(monkeypatch):
     widths = iter([math.inf, 0.1, math.inf, 0.1, 0.1, 0.1])
     monkeypatch.setitem(setting.__dict__, "halfwidth", 0.2)
     monkeypatch.setattr(
-        search, "estimate", lambda rows, objective: Estimate(setting.depth, 1.0, 99.0, next(widths), "")
+        search, "estimate", lambda rows, objective: Estimate(setting.depth, 1.0, 99.0, next(widths), None)
     )
     found = race(setting, losses_of(setting, 0), grid(setting))
     assert (found.cells, found.reached, found.held) == (5 * setting.batch, True, True)

@@ -8,10 +8,10 @@ import pytest
 
 from analysis.audit.recommend import fit_evidence
 from analysis.audit.verdict import audit, shape_of
-from analysis.fit.answer_words import largest, shape_sentence, use_sentence
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import NamedFit, losses_by, recommended
 from analysis.fit.words import headlines
+from analysis.law.answer_words import largest, shape_sentence, use_sentence
 from analysis.law.near_optimal import WITHIN
 from analysis.report.figures.best_depth import best_depths
 from analysis.report.figures.excess import excess_data, finding

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from analysis.audit.recommend import recommend_at_compute, recommend_one
-from analysis.fit.answer_words import COMPUTES, compute_sentences, use_sentence
 from analysis.fit.compute import compute_answer
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import NamedFit
 from analysis.fit.study import study_of
-from analysis.fit.words import findings
+from analysis.fit.words import compute_sentences, findings
+from analysis.law.answer_words import COMPUTES, compute_sentence, use_sentence
 from analysis.law.reading import Reading
 from analysis.law.reasons import Reason
 from analysis.law.shape import buildable_width
@@ -137,8 +137,8 @@ def test_a_depth_without_a_minimum_that_has_a_lower_loss_leaves_no_answer():
     assert (refused.depth, refused.source) == (None, "none")
     assert (refused.reasons[0].reason, refused.reasons[0].values[0]) == (Reason.BETTER_AT_END, 16)
     assert found.at(found.budgets[-2]).depth == 16
-    assert findings(answer)[0].startswith(found.best[-1].sentence)
-    assert refused.sentence in findings(answer)
+    assert findings(answer)[0].startswith(compute_sentence(found.best[-1]))
+    assert compute_sentence(refused) in findings(answer)
     assert Fit.from_json(json.loads(json.dumps(answer.to_json()))).compute.at(flops) == refused
 
 

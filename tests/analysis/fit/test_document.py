@@ -2,6 +2,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.fit.document import Fit, fit
@@ -9,6 +10,7 @@ from analysis.fit.next_runs import next_runs_of
 from analysis.law.decision import FORMS
 from analysis.law.threshold_law import solve_depth
 from analysis.runs.left_out import RowReason, WhyNot, entry
+from analysis.runs.remarks import About, Remark
 from analysis.runs.table import RunTable
 from core.errors import InputError
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -34,7 +36,7 @@ def test_a_known_world_is_recovered():
     assert found.law.b_interval[0] < TRUTH.b < found.law.b_interval[1]
     assert [item.form for item in found.alternatives] == ["power", "root"]
     assert [item.form for item in found.gap_laws.laws][:5] == list(FORMS)
-    assert found.warnings == ()
+    assert found.remarks == found.warnings == ()
     true = solve_depth(TRUTH.a, TRUTH.b, 1e5)
     low, high = found.predict(1e5).depth_interval
     assert low < true < high
@@ -117,7 +119,40 @@ def test_diverged_rows_are_reported_and_not_used(pilot_frame):
         entry(4, frame.loc[3, "cell"], WhyNot(RowReason.STATUS, ("diverged", "loss above 20"))),
     )
     assert found.left_out[0]["reason"] == "diverged: loss above 20"
-    assert any("between 2 and 3 seeds" in sentence for sentence in found.warnings)
+    assert Remark(About.UNEQUAL_SEEDS, (2, 3)) in found.remarks
+
+
+def remarks_of(frame):
+    return fit(RunTable.from_frame(frame)).remarks
+
+
+def test_what_is_not_known_of_the_noise_is_said():
+    single = simulated(seeds=1)
+    assert Remark(About.ONE_SEED) in remarks_of(single)
+    few = single.groupby("depth").head(2)
+    assert Remark(About.NO_NOISE_OF_ONE_SEED) in remarks_of(few)
+    equal = pd.concat([few, few.assign(seed=1)], ignore_index=True)
+    assert Remark(About.NO_NOISE_OF_EQUAL_LOSSES) in remarks_of(equal)
+
+
+def test_losses_off_the_curves_beyond_the_noise_are_said():
+    frame = simulated()
+    wave = 0.05 * np.where(frame.groupby("depth")["width"].rank("dense") % 2 == 0, 1, -1)
+    found = fit(RunTable.from_frame(frame.assign(loss=frame["loss"] + wave)))
+    (misfit,) = (remark for remark in found.remarks if remark.about is About.MISFIT)
+    assert misfit.values == (found.curves.misfit, "nats", found.curves.misfit_p)
+    assert found.curves.misfit_p < 0.01
+
+
+def test_a_shape_whose_runs_all_diverged_and_a_lead_that_shrinks_again_are_said():
+    frame = simulated()
+    deep = frame[frame["depth"] == 2]
+    largest = frame["width"] == deep["width"].max()
+    lost = frame.assign(status=np.where((frame["depth"] == 2) & largest, "diverged", "done"))
+    params = 12.0 * 2 * int(deep["width"].max()) ** 2
+    assert Remark(About.LOST_SHAPES, (2, params)) in remarks_of(lost)
+    back = frame.assign(loss=frame["loss"] + np.where((frame["depth"] == 2) & largest, 0.2, 0.0))
+    assert Remark(About.TURNED, ("1 → 2",)) in remarks_of(back)
 
 
 def test_nothing_usable_is_an_error_with_the_reasons(pilot_frame):

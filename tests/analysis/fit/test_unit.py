@@ -11,6 +11,7 @@ from analysis.audit.recommend import fit_evidence, recommend_one, shapes_of_size
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import NamedFit, recommended
 from analysis.fit.words import answers, law_sentence, lowest_loss_sentence, noise_sentence
+from analysis.law.answer_words import compute_sentence
 from analysis.report.tables import best_table, compute_table, unusual_table
 from analysis.runs.bytes import NoBytesError
 from analysis.runs.table import RunTable, read_runs
@@ -90,6 +91,8 @@ def test_crossings_intervals_and_recommended_shapes_are_those_in_nats(both, tmp_
     (tmp_path / "fit.json").write_text(json.dumps(bits.to_json()))
     again = Fit.from_json(json.loads((tmp_path / "fit.json").read_text()))
     assert again.loss_unit == bits.loss_unit != nats.loss_unit
+    assert (again.remarks, again.warnings) == (bits.remarks, bits.warnings)
+    assert again.answer_without == bits.answer_without == nats.answer_without
     for found in (bits, again):
         for one, other in zip(nats.crossings, found.crossings, strict=True):
             assert (one.status, one.params, one.params_interval) == (
@@ -151,11 +154,11 @@ def test_the_losses_at_a_compute_are_in_the_unit():
     assert [item.excess for item in other.others] == pytest.approx(
         [per_nat * item.excess for item in one.others]
     )
-    assert (other.depth, other.params, other.tokens, other.sentence) == (
+    assert (other.depth, other.params, other.tokens, compute_sentence(other)) == (
         one.depth,
         one.params,
         one.tokens,
-        one.sentence,
+        compute_sentence(one),
     )
 
 

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from analysis.curves.noise import NoiseSummary
-from analysis.fit.answer_words import shape_sentence, use_sentence
 from analysis.fit.document import Fit, fit
 from analysis.fit.next_runs import next_depth
 from analysis.fit.recommendation import NamedFit, shapes_by
@@ -25,14 +24,17 @@ from analysis.fit.words import (
     reason_counts,
     used_sentence,
 )
+from analysis.law.answer_words import shape_sentence, use_sentence
 from analysis.law.crossings import Crossing
 from analysis.law.decision import GapLaws
 from analysis.law.reading import AtSize, DepthAt, Reading
 from analysis.law.reasons import Because, Reason
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.law.words import WORDS
+from analysis.runs.remarks import About
 from analysis.runs.table import RunTable, read_runs
 from analysis.runs.tokens import TokenRule
+from analysis.runs.words import qualified
 from core.errors import InputError
 from core.numbers import human
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -40,7 +42,7 @@ from tests.tables import one_size_a_depth
 
 NO_LAW = ThresholdLaw("log-linear", "insufficient", 0.95)
 NO_GAP_LAWS = GapLaws((), None, (), None)
-NO_TOKENS = TokenRule("unknown", None, (), "")
+NO_TOKENS = TokenRule("unknown", None, ())
 
 
 def test_each_status_has_its_sentence():
@@ -344,7 +346,8 @@ def test_a_table_whose_size_and_tokens_grow_together_is_projected_nowhere():
     assert grown.law.a == pytest.approx(level.law.a)
     assert grown.predict(1e9).reason == grown.tokens.no_extrapolation
     assert any("grow together" in line for line in headlines(grown))
-    assert Fit.from_json(grown.to_json()).tokens.no_extrapolation == grown.tokens.no_extrapolation
+    assert grown.tokens.refusal.about is About.CORRELATED
+    assert Fit.from_json(grown.to_json()).tokens == grown.tokens
 
 
 def test_one_number_of_tokens_per_parameter_is_projected_along_its_line():
@@ -352,10 +355,10 @@ def test_one_number_of_tokens_per_parameter_is_projected_along_its_line():
     frame = simulate(truth, shapes_of(truth.depths, np.geomspace(500, 6e5, 9)), 3, np.random.default_rng(2))
     params = 12 * frame["depth"] * frame["width"] ** 2
     line, level = (fit(RunTable.from_frame(frame.assign(tokens=tokens))) for tokens in (20 * params, 1e9))
-    assert line.tokens.no_extrapolation is None
+    assert line.tokens.refusal is None
     # What is said of sizes holds at this number of tokens per parameter only.
     at, found = "at 20 tokens per parameter", headlines(line)
-    assert found[0] == line.tokens.qualified(use_sentence(line.reading, line.level))
+    assert found[0] == qualified(use_sentence(line.reading, line.level), line.tokens.ratio)
     assert found[0].endswith(f", {at}.")
     assert sum(at in text for text in found[1:]) == sum(
         text == f"{beyond_sentence(line)[:-1]}, {at}." for text in found

@@ -59,10 +59,10 @@ def test_crossings_that_turn_back_give_neither_a_depth_nor_an_interval(laws):
 
 
 def test_sizes_that_were_not_measured_are_refused_with_the_reason_of_the_table(laws):
-    why, (_, largest) = "size and tokens grow together", laws.params_range
+    why, (_, largest) = Because(Reason.TOKENS_OF_TABLE, ("correlated", 0.98)), laws.params_range
     assert ask(laws, largest, refusal=why, within=1.0).depth is not None
     found = ask(laws, 1.1 * largest, refusal=why, within=1.0)
-    assert (found.depth_exact, found.depth_interval, found.reason) == (None, (None, None), why)
+    assert (found.depth_exact, found.depth_interval, found.reasons) == (None, (None, None), (why,))
 
 
 def test_nothing_is_projected_beyond_ten_times_the_largest_size(laws):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
+from analysis.law.answer_words import compute_sentence
 from analysis.law.near_optimal import near_optimal
 from analysis.law.published import (
     LIU2026,
@@ -182,7 +183,7 @@ def test_the_losses_of_the_authors_are_reproduced():
 def test_a_compute_beyond_the_law_has_no_depth_and_a_law_without_tokens_no_shape():
     far = shape_at_compute(LIU2026, 1e28)
     assert (far.depth, far.width, far.source) == (None, None, "none")
-    assert far.reason in far.sentence
+    assert far.reason in compute_sentence(far)
     assert [because.reason for because in far.reasons] == [Reason.BEST_ABOVE_FITTED]
     assert shape_at_compute(LIU2026, 1e20).extrapolated is False
     with pytest.raises(InputError, match="--law liu2026"):

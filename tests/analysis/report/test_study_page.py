@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.design.objective import SearchInfo, estimate_from
+from analysis.design.objective import SearchInfo, estimate_from, estimate_sentence
 from analysis.fit.document import Fit, fit
 from analysis.fit.words import GAP_LAWS, LAWS, headlines, next_steps
 from analysis.law.decision import FORMS
@@ -413,7 +413,7 @@ def test_the_page_has_the_search_and_the_shifts(tmp_path):
     for words in (
         "shifts of the crossings to the best learning rates",
         f"The search trained 42 cells for {scientific(6 * 1e6 * params)} training FLOPs.",
-        estimate_from(found.study, searched.AIM).words,
+        estimate_sentence(estimate_from(found.study, searched.AIM)),
         "The limit was reached.",
     ):
         assert words in text

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.runs.comparison import compare
+from analysis.runs.remarks import About, Remark
 from analysis.runs.table import RunTable, read_runs
 from core.errors import InputError
+from tests.remarks import remarks_about
 
 SHAPES = [(1, 16), (1, 32), (2, 12), (2, 24), (4, 8), (4, 16)]
 
@@ -46,12 +48,12 @@ def test_checkpoints_are_compared_at_the_most_tokens_that_all_shapes_have():
     frame = frame[~((frame["depth"] == 4) & (frame["width"] == 16) & (frame["tokens"] == 30))]
     found = of(frame)
     assert (found.tokens.rule, found.tokens.compared, found.tokens.levels) == ("level", 20, (10, 20, 30))
-    assert "all shapes" in found.tokens.sentence
+    assert found.tokens.remarks == (Remark(About.MOST_TOKENS, (20.0, 3, 10.0, 30.0, 6, 6)),)
     assert found.rows["tokens"].unique().tolist() == [20]
     assert len(found.rows) == 12
     # One reason, so that a summary can count it; the rows have their own tokens.
     assert {why.text for why in found.left_out.values()} == {"at other training tokens than the 20 compared"}
-    assert not found.warnings
+    assert not found.remarks
 
 
 def test_where_no_level_is_common_the_one_of_most_shapes_is_compared_and_the_others_are_named():
@@ -59,12 +61,12 @@ def test_where_no_level_is_common_the_one_of_most_shapes_is_compared_and_the_oth
     odd = (frame["depth"] == 4) & (frame["width"] == 16)
     found = of(frame.assign(tokens=np.where(odd, frame["tokens"] + 5, frame["tokens"])))
     assert found.tokens.compared == 20
-    assert "the 6 shapes" in found.tokens.sentence
+    assert found.tokens.remarks == (Remark(About.MOST_TOKENS, (20.0, 4, 10.0, 25.0, 5, 6)),)
     assert len(found.rows) == 5
     assert [why.text for why in found.left_out.values()].count(
         "no loss at the 20 training tokens compared"
     ) == 2
-    assert any("4×16" in warning and "left out" in warning for warning in found.warnings)
+    assert found.remarks == (Remark(About.SHAPES_LEFT_OUT, (1, 6, 20.0, "4×16")),)
 
 
 def test_levels_within_a_percent_are_one_and_the_last_of_a_model_is_taken():
@@ -79,7 +81,9 @@ def test_levels_within_a_percent_are_one_and_the_last_of_a_model_is_taken():
 
 def test_tokens_asked_for():
     frame = checkpoints([1e10, 2e10, 3e10])
-    assert of(frame, tokens=1.04e10).tokens.compared == 1e10
+    asked = of(frame, tokens=1.04e10).tokens
+    assert asked.compared == 1e10
+    assert asked.remarks == (Remark(About.ASKED_TOKENS, (1e10, 3, 1e10, 3e10, 1.04e10)),)
     with pytest.raises(InputError) as caught:
         of(frame, tokens=1.5e10)
     assert "1e+10, 2e+10, 3e+10" in str(caught.value)
@@ -97,14 +101,16 @@ def test_tokens_asked_for():
 
 
 def test_equal_and_unknown_tokens():
-    assert of(table()).tokens.rule == "unknown"
+    unknown = of(table()).tokens
+    assert (unknown.rule, unknown.remarks) == ("unknown", (Remark(About.TOKENS_UNKNOWN),))
     found = of(table(tokens=5))
     assert (found.tokens.rule, found.tokens.compared) == ("equal", 5)
+    assert found.tokens.remarks == (Remark(About.EQUAL_TOKENS, (5.0,)),)
     partly = table(tokens=5.0)
     partly.loc[[0, 1], "tokens"] = [np.nan, 0]
     found = of(partly)
     assert len(found.rows) == 6
-    assert any("2 of 6 rows" in warning for warning in found.warnings)
+    assert found.remarks == (Remark(About.WITHOUT_TOKENS, (2, 6)),)
 
 
 def own(rows):
@@ -116,12 +122,12 @@ def own(rows):
 def test_one_number_of_tokens_per_parameter_allows_a_projection_along_its_line(off):
     sign = np.where(np.arange(6) % 2, 1 + off, 1 - off)
     found = of(table().assign(tokens=lambda rows: 20 * own(rows) * sign))
-    assert (found.tokens.rule, found.tokens.no_extrapolation) == ("ratio", None)
+    assert (found.tokens.rule, found.tokens.refusal) == ("ratio", None)
     assert found.tokens.compared == pytest.approx(20, rel=0.001)
-    assert (found.tokens.at, len(found.rows)) == ("at 20 tokens per parameter", 6)
-    assert "20 training tokens per parameter" in found.tokens.sentence
-    assert not found.warnings
-    assert of(table(tokens=5e6)).tokens.at == ""
+    assert (found.tokens.ratio, len(found.rows)) == (found.tokens.compared, 6)
+    assert found.tokens.remarks == (Remark(About.EQUAL_RATIO, (found.tokens.compared,)),)
+    assert not found.remarks
+    assert of(table(tokens=5e6)).tokens.ratio is None
 
 
 def test_a_run_of_another_number_of_tokens_per_parameter_is_left_out():
@@ -129,16 +135,18 @@ def test_a_run_of_another_number_of_tokens_per_parameter_is_left_out():
     frame.loc[3, "tokens"] *= 1.5
     found = of(frame)
     assert (found.tokens.rule, list(found.left_out)) == ("ratio", [4])
-    assert found.left_out[4].text in found.warnings[0]
+    why = found.left_out[4]
+    assert found.remarks == (Remark(About.ROWS_LEFT_OUT, (1, 12, why.reason, *why.values)),)
 
 
 def test_tokens_that_rise_with_n_otherwise_are_comparable_at_equal_n_and_not_projected():
     found = of(table().assign(tokens=lambda rows: own(rows) ** 1.2))
     assert found.tokens.rule == "with_params"
-    assert "equal at equal N" in found.tokens.sentence
+    assert [item.about for item in found.tokens.remarks] == [About.WITH_PARAMS]
+    assert found.tokens.refusal == Remark(About.CORRELATED, (pytest.approx(1.0),))
     assert "grow together (correlation of their logarithms 1.00)" in found.tokens.no_extrapolation
     assert found.tokens.no_extrapolation in found.tokens.sentence
-    assert not found.warnings
+    assert not found.remarks
     assert len(found.rows) == 6
     # A number of tokens a budget, which no smooth function of N would give.
     budgets = table([(1, 20), (1, 63), (2, 14), (2, 45)], tokens=[1, 90, 1, 90])
@@ -150,8 +158,9 @@ def test_tokens_that_rise_with_n_otherwise_are_comparable_at_equal_n_and_not_pro
 
 def test_tokens_that_differ_at_equal_n_are_warned_of():
     found = of(table().assign(tokens=lambda rows: 1e6 * rows["depth"]))
-    assert (found.tokens.rule, found.tokens.no_extrapolation) == ("unequal", "tokens differ at similar N")
-    assert any("(1e+06 to 4e+06)" in warning for warning in found.warnings)
+    assert (found.tokens.rule, found.tokens.refusal) == ("unequal", Remark(About.DIFFER_AT_SIMILAR_N))
+    assert found.tokens.remarks == (Remark(About.NO_COMMON_TOKENS, (1e6, 4e6)),)
+    assert found.remarks == (Remark(About.NOT_COMPARABLE),)
     assert not found.tokens.comparable
     assert of(table(tokens=5e6)).tokens.comparable
     # No size is shared, so nothing shows that the tokens follow N rather than the depth.
@@ -168,17 +177,20 @@ def test_tokens_per_parameter_of_a_public_table_allow_no_extrapolation():
     correlation = np.corrcoef(np.log(params), np.log(frame["tokens"]))[0, 1]
     assert correlation > 0.98
     assert found.rule == "unequal"
+    (by_width,) = remarks_about(found.remarks, About.TOKENS_BY_WIDTH)
+    assert by_width.values == pytest.approx((20, 50_304))
     assert "20·(N + 50,304·width" in found.sentence
     assert "count='table'" in found.sentence
     # In the table's own column the ratio shows at once, and the count then compares along its line.
     total = frame.assign(params=params + 50_304 * frame["width"])
-    assert "20 per parameter of the table's own count" in of(total).tokens.sentence
+    (by_count,) = remarks_about(of(total).tokens.remarks, About.TOKENS_BY_TABLE_COUNT)
+    assert by_count.values == pytest.approx((20,))
     counted = compare(RunTable.from_frame(total, count="table")).tokens
     assert (counted.rule, counted.compared) == ("ratio", pytest.approx(20))
-    assert f"{correlation:.2f}" in found.no_extrapolation
+    assert found.refusal == Remark(About.CORRELATED, (pytest.approx(correlation),))
     # At equal tokens, and without tokens, nothing stands against a projection.
-    assert of(frame.assign(tokens=3e11)).tokens.no_extrapolation is None
-    assert of(frame.drop(columns="tokens")).tokens.no_extrapolation is None
+    assert of(frame.assign(tokens=3e11)).tokens.refusal is None
+    assert of(frame.drop(columns="tokens")).tokens.refusal is None
 
 
 def test_the_ends_of_runs_whose_tokens_follow_n_are_compared_where_checkpoints_share_no_level():
@@ -204,7 +216,7 @@ def test_a_table_of_the_form_of_gemstones_is_read_and_compared_by_options_alone(
         assert found.tokens.compared == 35 * 10_003_415_040
         assert len(found.rows) == 4
         assert len(found.left_out) == 4 * 34
-        assert any("differs from 12·L·d²" in text for text in found.warnings) == (count == "table")
+        assert bool(remarks_about(found.remarks, About.COUNT_DIFFERS)) == (count == "table")
         assert compare(runs, tokens=1e11).tokens.compared == 10 * 10_003_415_040
 
 
@@ -226,7 +238,7 @@ def test_one_odd_run_does_not_change_how_all_others_are_compared(shape, tokens):
     assert (odd.tokens.rule, odd.tokens.compared) == ("level", 1e10)
     assert odd.rows["loss"].tolist() == plain.rows["loss"].tolist()
     assert list(odd.left_out) == [len(frame) + 1]
-    assert any(f"{shape[0]}×{shape[1]}" in warning for warning in odd.warnings)
+    assert odd.remarks == (Remark(About.SHAPES_LEFT_OUT, (1, 13, 1e10, f"{shape[0]}×{shape[1]}")),)
 
 
 @pytest.mark.parametrize("budgets", [(1e18,), (1e18, 2e18, 4e18)])
@@ -243,9 +255,12 @@ def test_shapes_of_equal_compute_are_compared_at_the_largest_budget(budgets, see
     assert found.tokens.rule == "equal_compute"
     np.testing.assert_allclose(6 * found.rows["params"] * found.rows["tokens"], budgets[-1])
     assert (len(found.rows), len(found.left_out)) == (12 * len(seeds), 12 * len(seeds) * (len(budgets) - 1))
-    assert "shrink" in found.tokens.sentence
-    assert "grow" not in found.tokens.sentence.split(":")[0]
-    assert found.tokens.no_extrapolation
+    (about,) = found.tokens.remarks
+    tokens = found.rows["tokens"]
+    assert about == Remark(
+        About.EQUAL_COMPUTE, (pytest.approx(budgets[-1]), len(budgets), tokens.max(), tokens.min())
+    )
+    assert found.tokens.refusal == Remark(About.SHRINK_WITH_N)
 
 
 def test_shapes_of_several_budgets_of_compute_are_compared_inside_groups_of_equal_size():
@@ -257,8 +272,9 @@ def test_shapes_of_several_budgets_of_compute_are_compared_inside_groups_of_equa
     )
     found = of(frame)
     assert (found.tokens.rule, found.tokens.comparable) == ("groups", True)
-    assert found.tokens.no_extrapolation
-    assert "6 groups of equal N" in found.tokens.sentence
+    assert found.tokens.refusal == Remark(About.DIFFER_BETWEEN_GROUPS)
+    (groups,) = remarks_about(found.tokens.remarks, About.GROUPS)
+    assert groups.values[0] == 6
     # Every shape is a point in each of its groups; the one without a rival of its size is left out by name.
     assert (len(found.rows), list(found.left_out)) == (12, [13])
     assert found.rows.groupby("token_group")["depth"].nunique().eq(2).all()
@@ -269,6 +285,8 @@ def test_tokens_that_fall_with_n_do_not_follow_it():
     frame = ladder().assign(tokens=lambda rows: 1e12 / (rows["depth"] * rows["width"] ** 2) ** 0.5)
     found = of(frame).tokens
     assert found.rule == "unequal"
+    assert found.refusal.about is About.CORRELATED
+    assert -1 <= found.refusal.values[0] < -0.995
     assert "shrink as N grows (correlation of their logarithms -1.00)" in found.no_extrapolation
 
 
@@ -277,7 +295,7 @@ def test_runs_that_ended_by_the_clock_have_no_level():
     frame = ladder(seeds=(0, 1, 2)).assign(tokens=lambda rows: generator.uniform(2e6, 1e7, len(rows)))
     found = of(frame)
     assert (found.tokens.rule, len(found.rows)) == ("unequal", 36)
-    assert found.tokens.sentence in found.warnings
+    assert found.remarks == (Remark(About.NOT_COMPARABLE),)
 
 
 # Learning rates
@@ -300,7 +318,7 @@ def test_the_minimum_of_a_bowl_is_recovered_for_every_seed():
     np.testing.assert_allclose(found.rows["lr"], 3e-3, rtol=1e-9)
     assert len(found.left_out) == 9
     assert all("minimum of a parabola in ln lr at 0.003" in why.text for why in found.left_out.values())
-    assert not found.warnings
+    assert not found.remarks
     assert found.bracketed == {(2, 12 * 2 * 16**2)}
     # A seed tried at one rate is moved to the minimum.
     found = of(frame[(frame["seed"] == 0) | (frame["lr"] == 2e-3)])
@@ -351,9 +369,7 @@ def test_without_a_minimum_inside_the_rate_with_the_lowest_mean_is_taken_with_a_
     assert found.rows["lr"].unique().tolist() == [best]
     assert found.rows["loss"].tolist() == frame.loc[frame["lr"] == best, "loss"].tolist()
     assert all(f"{best:.4g}, was chosen" in why.text for why in found.left_out.values())
-    (warning,) = found.warnings
-    assert "biased down" in warning
-    assert ("lowest or highest rate tried" in warning) == at_end
+    assert found.remarks == (Remark(About.LOWEST_RATE, (1, int(at_end))),)
 
 
 def test_a_lucky_seed_of_a_rate_with_fewer_seeds_does_not_win():
@@ -368,7 +384,7 @@ def test_one_rate_a_shape_is_left_alone():
     frame = table(seeds=(0, 1)).assign(lr=lambda rows: 0.4 / rows["width"])
     found = of(frame)
     assert found.rows["loss"].tolist() == frame["loss"].tolist()
-    assert (found.left_out, list(found.warnings)) == ({}, [])
+    assert (found.left_out, found.remarks) == ({}, ())
 
 
 # Divergence
@@ -384,9 +400,7 @@ def test_shapes_that_diverged_are_counted_and_survivors_are_called_so():
         {"depth": 1, "width": 16, "params": 12 * 256, "diverged": 2, "of": 3},
         {"depth": 4, "width": 8, "params": 12 * 4 * 64, "diverged": 3, "of": 3},
     ]
-    (warning,) = found.warnings
-    assert "1 shape diverged (depth×width 1×16: 2 of 3)" in warning
-    assert "biased down" in warning
+    assert found.remarks == (Remark(About.SURVIVORS, (1, "1×16: 2 of 3")),)
 
 
 def test_a_rate_at_which_every_seed_diverged_biases_nothing():
@@ -394,7 +408,7 @@ def test_a_rate_at_which_every_seed_diverged_biases_nothing():
     hot = bowl([1e-1], 0, 0, [1, 1]).assign(status="diverged")
     found = of(pd.concat([frame, hot], ignore_index=True))
     assert found.diverged[["diverged", "of"]].to_numpy().tolist() == [[2, 8]]
-    assert not found.warnings
+    assert not found.remarks
 
 
 def test_a_run_that_diverged_after_the_tokens_compared_has_not_diverged():
@@ -466,17 +480,16 @@ def test_rows_of_one_shape_seed_and_rate_are_averaged_and_it_is_said():
         mean, rel=1e-14
     )
     assert len(found.left_out) == 6
-    (warning,) = found.warnings
-    assert "6 rows are averaged" in warning
-    assert "differ in heads" in warning
+    assert found.remarks == (Remark(About.AVERAGED, (6, "heads")),)
 
 
 def test_protocols_and_widths_beyond_the_vocabulary_are_warned_of():
     frame = table().assign(protocol=["a", "b", "a", "b", "", ""], vocabulary=20)
-    first, second = of(frame).warnings
-    assert "2 protocols (a, b)" in first
-    assert "2 of 6 runs have widths up to 32, above the vocabulary of 20 tokens" in second
-    assert not of(table().assign(protocol="a", vocabulary=32)).warnings
+    assert of(frame).remarks == (
+        Remark(About.PROTOCOLS, (2, "a", "b")),
+        Remark(About.ABOVE_VOCABULARY, (2, 6, 32, 20.0)),
+    )
+    assert not of(table().assign(protocol="a", vocabulary=32)).remarks
 
 
 @pytest.mark.parametrize(

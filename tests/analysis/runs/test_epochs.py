@@ -1,11 +1,13 @@
-"""Epochs of a run table: the range of the rows compared, and the warning from the second pass on."""
+"""Epochs of a run table: the range of the rows compared, and the remark from the second pass on."""
 
 import pandas as pd
 import pytest
 
 from analysis.fit.words import epochs_sentence
-from analysis.runs.epochs import epochs_of, repeat_warning
+from analysis.runs.epochs import epochs_of, repeated
+from analysis.runs.remarks import About, Remark
 from analysis.runs.table import RunTable
+from analysis.runs.words import texts_of
 
 ROWS = pd.DataFrame({"depth": [1, 2, 4], "width": [8, 8, 8], "loss": [2.0, 1.9, 1.8]})
 
@@ -23,9 +25,10 @@ def test_the_range_of_the_rows_and_what_is_unknown():
 
 
 @pytest.mark.parametrize(
-    ("values", "about"), [([1, 1, 1], None), ([0.2, 0.9, 1.01], "up to 1.01 "), ([2, 2, 2], "data 2.00 ")]
+    ("values", "remark"),
+    [([1, 1, 1], None), ([0.2, 0.9, 1.01], (1.01, "up to ")), ([2, 2, 2], (2.0, ""))],
 )
-def test_there_is_a_warning_from_the_second_pass_on(values, about):
-    warning = epochs(values).warning
-    assert about in warning if about else not warning
-    assert "at least 3.00 times" in repeat_warning(3, "at least ")
+def test_there_is_a_remark_from_the_second_pass_on(values, remark):
+    assert epochs(values).repeated == ((Remark(About.REPEATED_DATA, remark),) if remark else ())
+    (text,) = texts_of(repeated(3, "at least "))
+    assert "at least 3.00 times" in text

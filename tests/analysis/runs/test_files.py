@@ -11,9 +11,11 @@ import pytest
 from analysis.runs.comparison import compare
 from analysis.runs.files import is_table
 from analysis.runs.left_out import RowReason, WhyNot, entry
+from analysis.runs.remarks import About, Remark
 from analysis.runs.table import RunTable, read_numbers, read_runs
 from core.errors import InputError
 from core.numbers import parse_number
+from tests.remarks import remarks_about
 
 FRAME = pd.DataFrame(
     {"depth": [2, 2, 4], "width": [46, 64, 32], "seed": [0, 1, 0], "lr": [0.001, 0.002, 0.001],
@@ -66,8 +68,8 @@ def test_separators_comments_and_marks_above_the_header(tmp_path, separator, abo
     path = tmp_path / "runs.csv"
     path.write_text(above.format(separator) + FRAME.to_csv(index=False, sep=separator), encoding="utf-8")
     notes = read(path).notes
-    assert any("separated" in note for note in notes) == (separator != ",")
-    assert any("above the header" in note for note in notes) == bool(above.strip("\n\ufeff"))
+    assert bool(remarks_about(notes, About.SEPARATOR)) == (separator != ",")
+    assert bool(remarks_about(notes, About.LINES_ABOVE)) == bool(above.strip("\n\ufeff"))
 
 
 def test_excels_unicode_text_is_read(tmp_path):
@@ -87,7 +89,8 @@ def test_decimal_commas(tmp_path, thousands):
     path = tmp_path / "runs.csv"
     path.write_text("\n".join(lines).replace("3,125", "3,125 €"))
     runs = read(path)
-    assert any("decimal point in" in note and "loss" in note for note in runs.notes)
+    (note,) = remarks_about(runs.notes, About.DECIMAL_COMMA)
+    assert "loss" in note.values
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_text_in_a_column_of_numbers_is_named_and_not_counted_as_missing():
     runs = RunTable.from_frame(frame)
     assert runs.left_out == [entry(2, "", WhyNot(RowReason.UNREAD, ("loss", "pending")))]
     assert runs.left_out[0]["reason"] == "loss is 'pending', not a number"
-    assert any("tokens is no number in 1 row ('10 parsec')" in note for note in runs.notes)
+    assert Remark(About.NOT_NUMBERS, ("tokens", 1, "10 parsec")) in runs.notes
 
 
 @pytest.mark.parametrize("mark", ["#", "# "])
@@ -168,7 +171,7 @@ def test_a_header_may_begin_with_the_mark_of_a_comment(tmp_path, mark):
     path = tmp_path / "runs.csv"
     path.write_text(f"# by hand, loss\n{mark}{FRAME.to_csv(index=False)}")
     runs = read(path)
-    assert runs.notes[0].startswith("Line 1 ")
+    assert runs.notes[0] == Remark(About.LINES_ABOVE, (1, 1))
     path.write_text(FRAME.to_csv(index=True, index_label="#"))
     assert read(path).frame["#"].tolist() == [0, 1, 2]
 

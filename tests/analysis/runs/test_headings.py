@@ -5,8 +5,11 @@ import pandas as pd
 import pytest
 
 from analysis.runs.headings import NAMES, column_of, last_part, loss_heading, unit_of
+from analysis.runs.remarks import About, Remark
 from analysis.runs.table import RunTable
+from analysis.runs.words import text_of
 from core.errors import InputError
+from tests.remarks import remarks_about
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def test_the_evaluation_loss_wins_and_parts_of_the_objective_are_none(headings, 
         first = values[chosen][0]
         assert runs.used["loss"].iloc[0] == pytest.approx(math.log(first) if "ppl" in chosen else first)
         if len([name for name in headings if loss_heading(name)]) > 1:
-            assert any(chosen in note for note in runs.notes)
+            assert any(chosen in note.values for note in runs.notes)
 
 
 @pytest.mark.parametrize("headings", [["val_loss", "eval_loss"], ["eval/c4_loss", "eval/pile_loss", "loss"]])
@@ -101,7 +104,7 @@ def test_another_logarithm_of_a_loss_is_no_loss():
 def test_a_training_loss_alone_is_taken_and_said():
     runs = RunTable.from_frame(pd.DataFrame({"depth": 2, "width": [8, 16], "train_loss": [3.0, 2.5]}))
     assert runs.used["loss"].tolist() == [3.0, 2.5]
-    assert any("training loss" in note for note in runs.notes)
+    assert Remark(About.TRAINING_LOSS, ("train_loss",)) in runs.notes
 
 
 @pytest.mark.parametrize(
@@ -119,7 +122,7 @@ def test_a_loss_in_another_unit_is_converted_and_it_is_said(heading, values, nat
     frame = pd.DataFrame({"depth": 2, "width": [8, 16], heading: values})
     for runs in (RunTable.from_frame(frame), RunTable.from_frame(frame, {"loss": heading})):
         assert runs.used["loss"].tolist() == pytest.approx(nats)
-        assert any(heading in note and unit_of(heading)[:4] in note for note in runs.notes)
+        assert Remark(About.CONVERTED, (heading, unit_of(heading))) in runs.notes
 
 
 def test_losses_that_cannot_be_nats_are_refused_with_the_fix():
@@ -143,16 +146,18 @@ def test_a_prefix_in_brackets_counts(heading, value, tokens):
     frame = pd.DataFrame({"depth": 2, "width": [8, 16], "loss": [3.0, 2.5], heading: [value, "many"]})
     runs = RunTable.from_frame(frame)
     assert runs.used["tokens"].iloc[0] == tokens
-    assert any("'many'" in note for note in runs.notes)
+    assert Remark(About.NOT_NUMBERS, ("tokens", 1, "many")) in runs.notes
 
 
 def test_a_heading_that_may_be_the_tokens_is_named():
     frame = pd.DataFrame(
         {"depth": 2, "width": [8, 16], "loss": [3.0, 2.5], "ktok": 1, "tokens_per_second": 2}
     )
-    assert not any("may be them" in note for note in RunTable.from_frame(frame).notes)
+    assert not remarks_about(RunTable.from_frame(frame).notes, About.TOKENS_NOT_READ)
     named = RunTable.from_frame(frame.assign(seen_train_tok=5)).notes
-    assert any("columns={'tokens': 'seen_train_tok'}" in note and "second" not in note for note in named)
+    (note,) = remarks_about(named, About.TOKENS_NOT_READ)
+    assert note.values == ("seen_train_tok",)
+    assert "columns={'tokens': 'seen_train_tok'}" in text_of(note)
 
 
 @pytest.mark.parametrize(
@@ -184,4 +189,4 @@ def test_a_state_that_is_no_status_is_another_column():
     assert len(RunTable.from_frame(frame).used) == 2
     ended = RunTable.from_frame(frame.assign(state=["TrialState.COMPLETE", "TrialState.PRUNED"]))
     assert ended.used["width"].tolist() == [8]
-    assert any("1 row (1 pruned)" in note for note in ended.notes)
+    assert Remark(About.UNFINISHED, (1, 1, "pruned")) in ended.notes

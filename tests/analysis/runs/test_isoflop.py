@@ -6,9 +6,11 @@ import pytest
 
 from analysis.runs.columns import planned_compute
 from analysis.runs.comparison import compare
-from analysis.runs.isoflop import compute_minima
+from analysis.runs.isoflop import LEAST_SIZES, compute_minima
+from analysis.runs.remarks import About, Remark
 from analysis.runs.table import RunTable
 from tests.isoflop import isoflop_table, least_loss
+from tests.remarks import remarks_about
 from tests.simulated_study import shapes_of
 
 
@@ -36,10 +38,12 @@ def test_a_minimum_at_an_end_of_the_sizes_is_dropped_with_the_reason():
     frame = isoflop_table(noise=0)
     small = (frame["flops"] == frame["flops"].min()) & (frame["params"] > 8e6) & (frame["depth"] == 4)
     found = minima(frame[~small])
-    assert "end of the sizes" in found.left_out[4, frame["flops"].min()]
+    least = frame["flops"].min()
+    assert found.left_out[4, least] == Remark(About.LEAST_AT_END, (4, least))
     assert not ((found.rows["depth"] == 4) & (found.rows["params"] == frame["flops"].min())).any()
     two = frame[~((frame["flops"] == frame["flops"].min()) & (frame["params"] > 4e6) & (frame["depth"] == 4))]
-    assert "2 sizes" in minima(two).left_out[4, frame["flops"].min()]
+    few = Remark(About.FEW_SIZES_AT_COMPUTE, (4, 2, LEAST_SIZES, least))
+    assert minima(two).left_out[4, least] == few
 
 
 def test_the_tokens_follow_the_flops_of_the_table():
@@ -105,7 +109,7 @@ def test_a_study_at_equal_flops_is_compared_by_these_where_a_shape_is_at_several
     chosen = compare(table)
     assert (chosen.tokens.rule, chosen.tokens.comparable, len(chosen.rows)) == ("compute", False, len(frame))
     assert not chosen.left_out
-    assert not any("averaged" in warning for warning in chosen.warnings)
+    assert not remarks_about(chosen.remarks, About.AVERAGED)
     assert compute_minima(table.used).rows["params"].nunique() == 8
     assert compare(table, tokens=float(frame["tokens"].iloc[0])).tokens.rule == "level"
 

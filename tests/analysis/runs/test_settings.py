@@ -6,8 +6,10 @@ import pytest
 
 from analysis.fit.document import fit
 from analysis.runs.comparison import compare
+from analysis.runs.remarks import About, Remark
 from analysis.runs.table import RunTable
 from core.errors import InputError
+from tests.remarks import remarks_about
 
 SHAPES = [(2, 46), (2, 64), (2, 92), (2, 130), (2, 182), (4, 32), (4, 46), (4, 64), (4, 92), (4, 130)]
 
@@ -61,7 +63,7 @@ def test_a_setting_that_was_tuned_has_its_best_value_in_each_shape_and_is_named(
     found = compare(RunTable.from_frame(frame))
     assert len(found.rows) == len(table())
     assert set(found.rows[name].astype(str)) == {str(best)}
-    assert any(name in warning and "biased down" in warning for warning in found.warnings)
+    assert remarks_about(found.remarks, About.TUNED) == [Remark(About.TUNED, (10 * len(others), name))]
     assert crossing(frame)
 
 
@@ -116,7 +118,7 @@ def test_names_machines_and_measures_are_no_settings_of_replicates(columns):
     frame = table().drop(columns="seed").assign(**columns)
     found = compare(RunTable.from_frame(frame))
     assert (len(found.rows), found.left_out) == (20, {})
-    assert any("taken as replicates" in warning for warning in found.warnings)
+    assert Remark(About.REPLICATES, (20, 10)) in found.remarks
     document = fit(RunTable.from_frame(frame))
     # The spread of the replicates is the noise; the minimum of two would have none.
     assert document.noise.source == "seeds"
@@ -132,14 +134,12 @@ def test_the_last_step_of_a_history_counts(name):
     found = compare(RunTable.from_frame(frame))
     assert set(found.rows[name]) == {200}
     assert len(found.left_out) == len(early)
-    assert any("last" in warning for warning in found.warnings)
+    assert found.remarks == (Remark(About.LAST_STEP, (name, 0)),)
     assert crossing(frame)
     # Runs that ended early are named.
     ended = frame[~((frame["depth"] == 4) & (frame[name] == 200))]
-    assert any(
-        "differs between the runs (100 to 200)" in text
-        for text in compare(RunTable.from_frame(ended)).warnings
-    )
+    remarks = compare(RunTable.from_frame(ended)).remarks
+    assert remarks == (Remark(About.LAST_STEP_DIFFERS, (name, 0, 100.0, 200.0, 1)),)
 
 
 def test_the_last_step_of_a_history_counts_where_each_run_has_its_final_number_of_tokens():
@@ -149,13 +149,14 @@ def test_the_last_step_of_a_history_counts_where_each_run_has_its_final_number_o
     )
     found = compare(RunTable.from_frame(history))
     assert set(found.rows["step"]) == {300}
+    assert found.remarks == (Remark(About.LAST_STEP, ("step", 1)),)
     assert len(found.left_out) == 40
     # Tokens of each step, and steps of another batch size, are no such history.
     for other in (
         history.assign(tokens=history["step"] * 1e5),
         history.assign(batch_size=1e4 / history["step"]),
     ):
-        assert not any("its last step" in text for text in compare(RunTable.from_frame(other)).warnings)
+        assert not remarks_about(compare(RunTable.from_frame(other)).remarks, About.LAST_STEP)
 
 
 @pytest.mark.parametrize("name", ["step", "consumed_train_samples"])
@@ -163,16 +164,14 @@ def test_ends_that_differ_between_runs_without_tokens_are_said(name):
     frame = table()
     other = frame.assign(**{name: np.where(frame["depth"] == 2, 5000, 10000)})
     for rows, said in (other, True), (frame.assign(**{name: 5000}), False):
-        warnings = compare(RunTable.from_frame(rows)).warnings
-        assert any("differs between the runs (5000 to 10000)" in text for text in warnings) is said
+        remark = Remark(About.STEPS_DIFFER, (name, 5000.0, 10000.0, 1))
+        assert compare(RunTable.from_frame(rows)).remarks == ((remark,) if said else ())
 
 
 def test_a_switch_that_differs_between_the_shapes_is_said():
     frame = table().assign(positions=lambda rows: np.where(rows["depth"] == 2, "learned", "rotary"))
-    assert any(
-        "positions (learned: 10 rows, rotary: 10 rows)" in text
-        for text in compare(RunTable.from_frame(frame)).warnings
-    )
+    values = "positions", 10, "learned", 10, "rotary"
+    assert compare(RunTable.from_frame(frame)).remarks[-1] == Remark(About.SETTING_NOT_READ, values)
 
 
 @pytest.mark.parametrize("name", ["weight_decay", "num_experts", "batch_size"])
@@ -183,8 +182,8 @@ def test_a_number_that_changes_with_depth_is_said(name):
         for condition in (frame["depth"] == 2, frame["width"] < 90)
     )
     for rows, said in (by_depth, True), (by_width, False):
-        warnings = compare(RunTable.from_frame(rows)).warnings
-        assert any(f"differ in {name} (1: 10 rows, 8: 10 rows)" in text for text in warnings) is said
+        remark = Remark(About.SETTING_NOT_READ, (name, 10, "1", 10, "8"))
+        assert (remark in compare(RunTable.from_frame(rows)).remarks) is said
 
 
 def test_the_proposed_value_is_one_that_where_takes():

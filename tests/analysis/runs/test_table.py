@@ -6,6 +6,7 @@ import pytest
 
 from analysis.runs.columns import COLUMNS
 from analysis.runs.comparison import compare
+from analysis.runs.remarks import About, Remark
 from analysis.runs.table import RunTable, read_runs
 from core.errors import InputError
 
@@ -282,8 +283,14 @@ def test_common_headings_are_taken_with_a_note(tmp_path, suffix):
     # A text nan in the column that stands for the loss is that of a diverged run.
     assert runs.frame["status"].tolist() == ["done", "diverged" if suffix == "csv" else "done", "done"]
     (note,) = runs.notes
-    assert "n_layer as depth" in note
-    assert "val_loss as loss" in note
+    named = [note.values[i : i + 3] for i in range(0, len(note.values), 3)]
+    assert note.about is About.COMMON_NAMES
+    assert sorted(named) == [
+        ("n_embd", "width", ""),
+        ("n_layer", "depth", ""),
+        ("tok", "tokens", ""),
+        ("val_loss", "loss", ""),
+    ]
 
 
 def test_common_headings_neither_compete_nor_replace_ours():
@@ -416,7 +423,7 @@ def test_a_foreign_experiment_is_a_table_of_its_runs(tmp_path):
     names = ["depth", "width", "lr", "seed", "tokens", "loss"]
     assert runs.used[names].to_numpy().tolist() == [[2, 16, 0.01, 7, 2e6, 2.84], [2, 32, 0.01, 7, 2e6, 2.68]]
     assert {item["reason"] for item in runs.left_out} == {"failed", "running"}
-    assert any("2 rows (1 failed, 1 running)" in note for note in runs.notes)
+    assert Remark(About.UNFINISHED, (2, 1, "failed", 1, "running")) in runs.notes
     with pytest.raises(InputError, match="loss"):
         read_runs("mlflow:sweep", {"loss": "metrics.los"}, tracking_uri=uri)
 

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from analysis.fit.answer_words import short_answer
 from analysis.fit.document import fit
+from analysis.law.answer_words import short_answer
 from interplay.planned_runs import planned_runs
 from interplay.verbs.status import status_json, status_table, study_status
 from study.plan.plan import make_plan

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from analysis.design.next_cells import LOST_RUNS
+from analysis.design.objective import estimate_sentence
 from analysis.design.simulated_study import Truth
 from study.plan.plan import make_plan
 from study.run.console import Viewer
@@ -354,6 +355,6 @@ def test_the_screen_shows_each_new_estimate_of_a_search_and_rows_have_an_order(t
         if shown.note:
             notes[shown.count] = shown.note
     assert list(notes) == list(checks(22))
-    assert notes[22] == search.state().estimate.words
+    assert notes[22] == estimate_sentence(search.state().estimate)
     ends = [row.ended for row in heard.rows]
     assert ends == sorted(set(ends))

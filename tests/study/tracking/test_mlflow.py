@@ -7,8 +7,8 @@ import socket
 import numpy as np
 import pytest
 
-from analysis.fit.answer_words import short_answer
 from analysis.fit.document import fit
+from analysis.law.answer_words import short_answer
 from analysis.runs.table import RunTable, read_runs
 from study.errors import SpecError
 from study.plan.plan import make_plan

@@ -1,19 +1,21 @@
-"""What a fit says about the depth to use: at a number of parameters, at a compute, and the shapes that it names.
-
-What it says about everything else is in `analysis.fit.words`, and about what to train next in
-`analysis.fit.next_words`.
-"""
+"""Sentences about the depth to use: at which sizes or computes, and the best shape of one of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from analysis.fit.compute import ComputeAnswer
 from analysis.intervals import Interval
-from analysis.law.reading import AtSize, Range, Reading
-from analysis.law.shape import MOST_SHAPES, buildable_width, near_words
-from analysis.runs.tokens import TokenRule
+from analysis.law.shape import ComputeShape, buildable_width
+from analysis.runs.words import qualified
 from core.numbers import digits, human, human_range, layers, listed, listed_layers, percent, scientific, span
 
+if TYPE_CHECKING:
+    # A shape by a published law is printed without a numerical library.
+    from analysis.law.reading import AtSize, Range, Reading
+    from analysis.runs.tokens import TokenRule
+
+#: Other depths whose cost is given beside the best one.
+MOST_SHAPES = 3
 #: Depths between which the runs do not decide; with more of them at all sizes there is no answer.
 MOST_DEPTHS = 3
 
@@ -44,7 +46,7 @@ COMPUTES = Axis(
 )
 
 
-def use_sentence(reading: Reading, level: float, axis: Axis = SIZES) -> str:
+def use_sentence(reading: "Reading", level: float, axis: Axis = SIZES) -> str:
     """Which depth to use at which size, or at which compute; empty if the losses do not give it."""
     ranges = reading.ranges
     if not ranges or (ranges[0].depths == ranges[-1].depths and len(ranges[0].depths) > MOST_DEPTHS):
@@ -81,7 +83,7 @@ def _border(interval: Interval, axis: Axis) -> str:
     return f"up to {axis.number(high or 0.0)}" if low is None else f"from {axis.number(low)} on"
 
 
-def _depths(item: Range, tried: Sequence[int], axis: Axis) -> str:
+def _depths(item: "Range", tried: Sequence[int], axis: Axis) -> str:
     """`at least 4 layers (4 was the deepest tried)`, `2 or 4 layers (the runs do not decide)`."""
     depths = item.depths
     first, notes = ", ".join(str(depth) for depth in depths[:-1]), []
@@ -110,7 +112,7 @@ def _are(depths: Sequence[int]) -> str:
     return "is" if tuple(depths) == (1,) else "are"
 
 
-def shape_sentence(best: AtSize) -> str:
+def shape_sentence(best: "AtSize") -> str:
     """The best shape of a size, what other depths cost, and which of them do not differ significantly.
 
     Widths are those nearest to N that can be built.
@@ -125,7 +127,7 @@ def shape_sentence(best: AtSize) -> str:
         width, cost = buildable_width(shape.width, best.width_step), digits(100 * shape.excess / best.loss)
         text += f"{join} {shape.depth} × {width}{verb} +{cost} %"
         join, verb = ",", ""
-    text += near_words(best.near)
+    text += _near_words(best.near)
     if best.missing:
         text += (
             f"; {listed([layers(depth) for depth in best.missing])} {_are(best.missing)} not measured there"
@@ -133,20 +135,42 @@ def shape_sentence(best: AtSize) -> str:
     return f"{text}."
 
 
-def largest(best: Sequence[AtSize]) -> list[AtSize]:
+def largest(best: "Sequence[AtSize]") -> "list[AtSize]":
     """The largest size at which no depth that may be the best is missing, else the largest; empty without a size."""
     return ([item for item in best if not item.missing] or list(best))[-1:]
 
 
-def short_answer(reading: Reading, best: Sequence[AtSize], level: float, tokens: TokenRule) -> list[str]:
+def short_answer(
+    reading: "Reading", best: "Sequence[AtSize]", level: float, tokens: "TokenRule"
+) -> list[str]:
     """Which depth to use at which size, and the best shape of the largest size; without what is not known."""
-    use = tokens.qualified(use_sentence(reading, level))
+    use = qualified(use_sentence(reading, level), tokens.ratio)
     return [*filter(None, [use]), *map(shape_sentence, largest(best))]
 
 
-def compute_sentences(compute: ComputeAnswer, level: float) -> list[str]:
-    """The best shape of the largest budget with one, which depth to use at which compute, and why a budget has none."""
-    use = use_sentence(compute.reading, level, COMPUTES)
-    largest = compute.at(compute.budgets[-1])
-    lines = [*(shape.sentence for shape in compute.best[-1:]), *filter(None, [use])]
-    return lines if largest.depth else [*lines, largest.sentence]
+def compute_sentence(shape: ComputeShape) -> str:
+    """The shape of least loss for one compute, its tokens, and what other depths cost; or why none is stated."""
+    at = f"At {scientific(shape.flops)} FLOPs"
+    if shape.depth is None or shape.params is None or shape.tokens is None:
+        return f"{at} no depth is stated: {shape.reason}."
+    text = (
+        f"{at}: {layers(shape.depth)} × {shape.width} wide ({human(shape.params)} parameters), "
+        f"{human(shape.tokens)} tokens"
+    )
+    if shape.loss is not None:
+        costs: list[str] = []
+        for other in shape.others[:MOST_SHAPES]:
+            first = f"{layers(other.depth)} cost{'s' if other.depth == 1 else ''}"
+            name = str(other.depth) if costs else first
+            costs.append(f"{name} +{digits(100 * other.excess / shape.loss)} %")
+        text += f"; {', '.join(costs)}{_near_words(shape.near)}"
+    return f"{text} ({shape.reason})." if shape.reason else f"{text}."
+
+
+def _near_words(near: Sequence[int] | None) -> str:
+    """Which depths cannot be told apart, to append to the costs of the depths; empty if one is the best."""
+    if near is None:
+        return "; without a noise estimate no difference is tested"
+    if len(near) < 2:
+        return ""
+    return f"; the losses of {listed([str(depth) for depth in near])} layers do not differ significantly"

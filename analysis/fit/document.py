@@ -297,14 +297,13 @@ def _without_unusual(study: Study) -> Answer | None:
 def _remarks(study: Study, unit: LossUnit) -> Iterator[Remark]:
     """What may bias the answer of a study; losses are stated in `unit`."""
     rows, curves, crossings = study.rows, study.curves, study.crossings.items
-    source = curves.noise.source
+    source, has_one_seed = curves.noise.source, curves.noise.seeds < 2
     # The curves of losses that are not comparable state nothing.
     comparable = study.comparison.tokens.comparable
     if source == "residuals" and comparable:
-        yield Remark(About.ONE_SEED)
+        yield Remark(About.ONE_SEED if has_one_seed else About.EQUAL_LOSSES)
     elif source == "none":
-        one_seed = curves.noise.seeds < 2
-        yield Remark(About.NO_NOISE_OF_ONE_SEED if one_seed else About.NO_NOISE_OF_EQUAL_LOSSES)
+        yield Remark(About.NO_NOISE_OF_ONE_SEED if has_one_seed else About.NO_NOISE_OF_EQUAL_LOSSES)
     seeds = rows.groupby(["depth", "params"])["seed"].nunique()
     if seeds.nunique() > 1:
         yield Remark(About.UNEQUAL_SEEDS, (int(seeds.min()), int(seeds.max())))

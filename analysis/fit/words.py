@@ -92,7 +92,8 @@ def noise_sentence(fit: Fit) -> str:
     if noise.source == "residuals" and not fit.tokens.comparable:
         return "One seed per shape, and no common training tokens: there is no noise estimate."
     if noise.source == "residuals":
-        return f"One seed per shape: the noise ({size}) is estimated from the residuals of the curves."
+        why = "One seed per shape" if noise.seeds == 1 else "All seeds of a shape have the same loss"
+        return f"{why}: the noise ({size}) is estimated from the residuals of the curves."
     return f"The noise of one seed is {size}, pooled over all shapes."
 
 

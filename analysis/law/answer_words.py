@@ -59,7 +59,8 @@ def use_sentence(reading: "Reading", level: float, axis: Axis = SIZES) -> str:
     end, named = smallest, False
     for index, item in enumerate(ranges):
         last, units = index == len(ranges) - 1, "" if parts else f" {axis.unit}"
-        if item.low > end * (1 + 1e-9):
+        # Below the sizes a shallower depth may be best, if one was tried.
+        if item.low > end * (1 + 1e-9) or (index == 0 and item.depths[0] > tried[0]):
             where = f"from {axis.number(item.low)} to {axis.number(item.high)}{units}"
         elif last and item.high == largest:
             where = "above that"

@@ -116,6 +116,8 @@ class About(StrEnum):
     """Training reads its data several times: the epochs, and `up to ` or `at least ` if that is a bound, else empty."""
     ONE_SEED = "one_seed"
     """With one seed the noise is estimated from residuals."""
+    EQUAL_LOSSES = "equal_losses"
+    """All seeds of a shape have the same loss, so the noise is estimated from residuals."""
     NO_NOISE_OF_ONE_SEED = "no_noise_of_one_seed"
     """One seed and too few sizes for an estimate of the noise."""
     NO_NOISE_OF_EQUAL_LOSSES = "no_noise_of_equal_losses"

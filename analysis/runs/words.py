@@ -131,6 +131,10 @@ def repeated_data(epochs: float, bound: str = "") -> str:
     )
 
 
+_FROM_RESIDUALS = (
+    "noise is estimated from residuals. An error common to all sizes of one depth leaves none, so no interval includes "
+    "it"
+)
 #: The text of each remark, or a function of its values.
 WORDS: Mapping[About, str | Callable[..., str]] = {
     About.LINES_ABOVE: _lines_above,
@@ -235,9 +239,9 @@ WORDS: Mapping[About, str | Callable[..., str]] = {
     About.SHRINK_WITH_N: "training tokens shrink as N grows",
     About.CORRELATED: _correlated,
     About.REPEATED_DATA: repeated_data,
-    About.ONE_SEED: (
-        "One seed: noise is estimated from residuals. An error common to all sizes of one depth leaves none, so no "
-        "interval includes it; more seeds show it."
+    About.ONE_SEED: f"One seed: {_FROM_RESIDUALS}; more seeds show it.",
+    About.EQUAL_LOSSES: (
+        f"All seeds of a shape have the same loss: {_FROM_RESIDUALS}. Check the seed column."
     ),
     About.NO_NOISE_OF_ONE_SEED: (
         "One seed and too few sizes: there is no noise estimate, so no interval, no test and no law."

@@ -133,6 +133,9 @@ def test_what_is_not_known_of_the_noise_is_said():
     assert Remark(About.NO_NOISE_OF_ONE_SEED) in remarks_of(few)
     equal = pd.concat([few, few.assign(seed=1)], ignore_index=True)
     assert Remark(About.NO_NOISE_OF_EQUAL_LOSSES) in remarks_of(equal)
+    many = pd.concat([single, single.assign(seed=1)], ignore_index=True)
+    assert Remark(About.EQUAL_LOSSES) in remarks_of(many)
+    assert Remark(About.ONE_SEED) not in remarks_of(many)
 
 
 def test_losses_off_the_curves_beyond_the_noise_are_said():

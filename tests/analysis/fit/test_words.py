@@ -99,6 +99,12 @@ def reading_of(*places):
             "the shallowest tried), up to 10 thousand 4 layers (beyond that size 8 layers were not measured).",
         ),
         (
+            # Below the sizes 2 layers may be the best.
+            [(4, (4,), ()), (8, (8,), ())],
+            "From 1.0 thousand to 3.2 thousand parameters (95 %: 3.2–3.2 thousand) use 4 layers, above that at least "
+            "8 layers (8 was the deepest tried).",
+        ),
+        (
             [(4, (2, 4), ()), (2, (2, 4), ())],
             "At every size measured (1.0–10 thousand parameters) use 2 or 4 layers (the runs do not decide; 2 was the "
             "shallowest tried).",

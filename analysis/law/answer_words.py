@@ -7,10 +7,23 @@ from typing import TYPE_CHECKING
 from analysis.intervals import Interval
 from analysis.law.shape import ComputeShape, buildable_width
 from analysis.runs.words import qualified
-from core.numbers import digits, human, human_range, layers, listed, listed_layers, percent, scientific, span
+from core.numbers import (
+    digits,
+    duration,
+    human,
+    human_range,
+    layers,
+    listed,
+    listed_layers,
+    percent,
+    prefixed,
+    scientific,
+    span,
+)
 
 if TYPE_CHECKING:
     # A shape by a published law is printed without a numerical library.
+    from analysis.law.cost_limit import AtLimit, Limit
     from analysis.law.reading import AtSize, Range, Reading
     from analysis.runs.tokens import TokenRule
 
@@ -166,6 +179,60 @@ def compute_sentence(shape: ComputeShape) -> str:
             costs.append(f"{name} +{digits(100 * other.excess / shape.loss)} %")
         text += f"; {', '.join(costs)}{_near_words(shape.near)}"
     return f"{text} ({shape.reason})." if shape.reason else f"{text}."
+
+
+def limit_words(limit: "Limit") -> str:
+    """`5 ms per token`, `8.0 ms per token in batches of 8`, `2.0 h of training`, `64k bytes of cache per token`."""
+    match limit.kind:
+        case "latency":
+            batch = "" if limit.batch == 1 else f" in batches of {limit.batch}"
+            return f"{digits(1e3 * limit.value, 3)} ms per token{batch}"
+        case "train_time":
+            return f"{duration(limit.value)} of training"
+        case _:
+            return f"{prefixed(limit.value)} bytes of cache per token"
+
+
+def limit_sentence(answer: "AtLimit", step: int | None) -> str:
+    """The best shape at a limit of cost, what other depths cost, and which depths cannot be compared there.
+
+    `step` is what all widths are multiples of.
+    """
+    at, best = f"At {limit_words(answer.limit)}", answer.best
+    without = "; ".join(
+        f"{listed_layers(depths)} {words}"
+        for depths, words in (
+            (
+                answer.too_large,
+                f"{_have(answer.too_large)} no measured size that costs as much, and may be better",
+            ),
+            (answer.too_small, f"cost{_s(answer.too_small)} more at every measured size, and may be better"),
+        )
+        if depths
+    )
+    if best is None:
+        return f"{at} no depth is stated, because fewer than two depths have a size of this cost: {without}."
+    text = f"{at}: {layers(best.depth)} × {buildable_width(best.width, step)} wide ({human(best.params)} parameters)"
+    others = sorted((shape for shape in answer.shapes if shape is not best), key=lambda shape: shape.excess)
+    join, verb = ";", " costs"
+    for shape in others[:MOST_SHAPES]:
+        width = buildable_width(shape.width, step)
+        text += f"{join} {shape.depth} × {width}{verb} +{digits(100 * shape.excess / best.loss)} %"
+        join, verb = ",", ""
+    text += _near_words(answer.near)
+    if answer.excluded:
+        text += (
+            f"; {listed_layers(answer.excluded)} cost{_s(answer.excluded)} more and lose{_s(answer.excluded)}"
+        )
+    return f"{text}; {without}." if without else f"{text}."
+
+
+def _have(depths: Sequence[int]) -> str:
+    return "has" if tuple(depths) == (1,) else "have"
+
+
+def _s(depths: Sequence[int]) -> str:
+    return "s" if tuple(depths) == (1,) else ""
 
 
 def _near_words(near: Sequence[int] | None) -> str:

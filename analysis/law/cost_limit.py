@@ -14,6 +14,7 @@ be the best. An error of the costs moves N, and so the loss, of each depth on it
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -31,8 +32,28 @@ COST_ERROR = 0.035
 SAME_COST = 1e-9
 
 
+class CostKind(StrEnum):
+    """What is limited."""
+
+    LATENCY = "latency"
+    """Seconds per token of decoding."""
+    TRAIN_TIME = "train_time"
+    """Seconds of training."""
+    CACHE = "kv"
+    """Bytes of the key-value cache per token of one sequence."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit of cost: its kind, its value in seconds or bytes, and of a latency the sequences decoded at once."""
+
+    kind: CostKind
+    value: float
+    batch: int = 1
+
+
 class ShapeCost(NamedTuple):
-    """The cost of one shape: its depth, N, and the cost in any unit."""
+    """The cost of one shape: its depth, N, and the cost in seconds or bytes."""
 
     depth: int
     params: float
@@ -66,7 +87,7 @@ class AtLimit:
     """What is known at one limit of cost.
 
     Attributes:
-        limit: in the unit of the costs.
+        limit: of the cost.
         shapes: every depth with a size at the limit, ascending.
         near: the depths that are not excluded, the best included; None if the noise is not known.
         too_small: depths that may be the best with a size below those measured, because the limit is below their costs.
@@ -74,7 +95,7 @@ class AtLimit:
         excluded: depths without a size at the limit that are significantly worse even at their smallest size.
     """
 
-    limit: float
+    limit: Limit
     shapes: tuple[DepthAtLimit, ...]
     near: tuple[int, ...] | None
     too_small: tuple[int, ...] = ()
@@ -127,19 +148,19 @@ def at_limit(
     curves: Curves,
     quantile: float,
     costs: Iterable[ShapeCost],
-    limit: float,
+    limit: Limit,
     relative_error: float = COST_ERROR,
 ) -> AtLimit:
-    """Compare the depths of a study, each at its size of cost `limit`.
+    """Compare the depths of a study, each at its size of the limited cost.
 
     Args:
         curves: of the losses.
         quantile: of Student's t, as for the crossings; NaN if the noise is not known.
         costs: of shapes of these depths; those of other depths are ignored.
-        limit: positive, in the unit of the costs.
+        limit: positive, in the unit of `costs`.
         relative_error: standard deviation of a cost over the cost.
     """
-    measured, bound = _costs_of(costs, curves), math.log(limit)
+    measured, bound = _costs_of(costs, curves), math.log(limit.value)
     sizes: dict[int, tuple[float, float, float]] = {}
     too_small, too_large = [], []
     for depth in curves.depths:

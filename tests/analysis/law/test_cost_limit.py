@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.fit.study import estimates_of
-from analysis.law.cost_limit import COST_ERROR, ShapeCost, at_limit
+from analysis.law.cost_limit import COST_ERROR, CostKind, Limit, ShapeCost, at_limit
 from tests.simulated_study import Truth, shapes_of, simulate
 
 DEPTHS = (1, 2, 4, 8)
@@ -28,6 +28,10 @@ def costs_of(error=0.0, seed=0):
     ]
 
 
+def cost(value):
+    return Limit(CostKind.LATENCY, value)
+
+
 def size_at(depth, limit):
     return (limit - STEP - LAYER * depth) / PARAMETER
 
@@ -44,7 +48,7 @@ def study():
 @pytest.mark.parametrize("limit", [1.5, 2.0, 2.9])
 def test_each_depth_is_taken_at_its_own_size(study, limit):
     assert LEAST < limit < MOST
-    answer = at_limit(study.curves, study.crossings.quantile, costs_of(), limit)
+    answer = at_limit(study.curves, study.crossings.quantile, costs_of(), cost(limit))
     assert [shape.depth for shape in answer.shapes] == [*DEPTHS]
     assert answer.missing == answer.excluded == ()
     true = losses_at(TRUTH, limit)
@@ -64,7 +68,7 @@ def test_a_deeper_model_must_win_more_at_equal_cost_than_at_equal_size(study):
     cheap = [ShapeCost(depth, params, PARAMETER * params) for depth, params, _ in costs_of()]
     limits = np.geomspace(1.4, 2.9, 40)
     best = [
-        [at_limit(study.curves, study.crossings.quantile, costs, limit).best.depth for limit in limits]
+        [at_limit(study.curves, study.crossings.quantile, costs, cost(limit)).best.depth for limit in limits]
         for costs in (cheap, costs_of())
     ]
     # Costs in proportion to N are a comparison at equal N, of N = limit / PARAMETER.
@@ -73,12 +77,12 @@ def test_a_deeper_model_must_win_more_at_equal_cost_than_at_equal_size(study):
 
 def test_nothing_is_extrapolated(study):
     curves, quantile = study.curves, study.crossings.quantile
-    costs = [cost for cost in costs_of() if cost.depth != 4]
-    below = at_limit(curves, quantile, costs, STEP + 8 * LAYER - 0.1)
+    costs = [item for item in costs_of() if item.depth != 4]
+    below = at_limit(curves, quantile, costs, cost(STEP + 8 * LAYER - 0.1))
     assert 8 not in [shape.depth for shape in below.shapes]
     assert {*below.too_small, *below.excluded} == {8}
     assert below.too_large == (4,)
-    above = at_limit(curves, quantile, costs, 50.0)
+    above = at_limit(curves, quantile, costs, cost(50.0))
     assert (above.shapes, above.best, above.near) == ((), None, None)
     assert above.missing == DEPTHS
     assert above.depth_interval == (None, None)
@@ -86,8 +90,8 @@ def test_nothing_is_extrapolated(study):
 
 def test_a_depth_too_costly_that_loses_at_its_smallest_size_is_excluded(study):
     """Eight layers of the smallest size are worse than one layer at any size that costs as much."""
-    costs = [cost._replace(cost=10 * cost.cost) if cost.depth == 8 else cost for cost in costs_of()]
-    answer = at_limit(study.curves, study.crossings.quantile, costs, 2.0)
+    costs = [item._replace(cost=10 * item.cost) if item.depth == 8 else item for item in costs_of()]
+    answer = at_limit(study.curves, study.crossings.quantile, costs, cost(2.0))
     assert answer.excluded == (8,)
     assert 8 not in answer.near
     assert answer.depth_interval[1] == 7 or answer.near[-1] < 4
@@ -96,7 +100,7 @@ def test_a_depth_too_costly_that_loses_at_its_smallest_size_is_excluded(study):
 def test_without_noise_nothing_is_excluded():
     one = simulate(TRUTH, shapes_of(DEPTHS, np.geomspace(2e3, 3e5, 2)), 1, np.random.default_rng(1))
     study = estimates_of(one)
-    answer = at_limit(study.curves, math.nan, costs_of(), 2.0)
+    answer = at_limit(study.curves, math.nan, costs_of(), cost(2.0))
     assert answer.near is None
     assert answer.excluded == ()
     assert all(shape.excess_se is None for shape in answer.shapes)
@@ -106,7 +110,9 @@ def test_without_noise_nothing_is_excluded():
 def test_the_order_of_the_costs_and_repeated_measurements_change_nothing(study):
     costs = costs_of(0.02)
     curves, quantile = study.curves, study.crossings.quantile
-    assert at_limit(curves, quantile, costs, 2.0) == at_limit(curves, quantile, [*costs[::-1], *costs], 2.0)
+    assert at_limit(curves, quantile, costs, cost(2.0)) == at_limit(
+        curves, quantile, [*costs[::-1], *costs], cost(2.0)
+    )
 
 
 @pytest.mark.slow
@@ -118,7 +124,7 @@ def test_the_depths_that_are_not_excluded_hold_the_best_one(noise):
         study = estimates_of(simulate(truth, SHAPES, 3, np.random.default_rng([seed, 1])))
         for limit in (1.45, 1.8, 2.3, 2.8):
             answer = at_limit(
-                study.curves, study.crossings.quantile, costs_of(COST_ERROR, seed), limit, COST_ERROR
+                study.curves, study.crossings.quantile, costs_of(COST_ERROR, seed), cost(limit), COST_ERROR
             )
             true = losses_at(truth, limit)
             best = min(true, key=true.__getitem__)

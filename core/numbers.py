@@ -93,6 +93,22 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:,.0f} days"
 
 
+#: Seconds of each unit of a duration.
+UNITS_OF_TIME = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str) -> float:
+    """Read a duration in seconds: `5ms`, `90 s`, `30min`, `2h`, `1.5d`, or a number of seconds.
+
+    Raises:
+        ValueError: the text is no duration.
+    """
+    match = re.fullmatch(r"(\d+\.?\d*(?:e-?\d+)?|\.\d+)\s*([a-z]*)", text.strip().lower())
+    if match is None or (match[2] or "s") not in UNITS_OF_TIME:
+        raise ValueError(f"{text!r} is no duration")
+    return float(match[1]) * UNITS_OF_TIME[match[2] or "s"]
+
+
 def counted(count: int, noun: str) -> str:
     """`1 seed`, `3 seeds`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -500,16 +500,46 @@ def recommend(
         list[str] | None,
         typer.Option("--flops", metavar="C", help="a budget of training FLOPs, instead of sizes; repeatable"),
     ] = None,
+    latency: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="a limit per decoded token, as 5ms, by the costs of a study"),
+    ] = None,
+    train_time: Annotated[
+        str | None, typer.Option("--train-time", metavar="TIME", help="a limit of the training, as 2h")
+    ] = None,
+    kv: Annotated[
+        str | None, typer.Option("--kv", metavar="BYTES", help="a limit of the cache per token, as 64k")
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="B", help="sequences decoded at a time, of --latency")] = 1,
+    device: Annotated[
+        str | None, typer.Option(metavar="D", help="whose costs count, if several were measured")
+    ] = None,
     within: WithinOfFitOption = None,
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
-    """Give the best depth and width for a size or a compute.
+    """Give the best depth and width for a size, a compute or a limit of cost.
 
-    From a study's fit or a law, else by all published evidence.
+    From a study's fit or a law, else by all published evidence. Limits of cost need the fit and the costs of a study.
     """
     from interplay.verbs.recommend import recommend_each
 
+    if latency or train_time or kv:
+        shape = interplay.recommend(
+            sizes[0] if sizes else None,
+            flops=flops[0] if flops else None,
+            latency=latency,
+            train_time=train_time,
+            kv=kv,
+            batch=batch,
+            device=device,
+            law=law,
+            fit=fit,
+            within=within,
+            results=results,
+        )
+        show(shape, as_json=as_json)
+        return
     show(
         recommend_each(sizes or (), flops=flops or (), law=law, fit=fit, within=within, results=results),
         as_json=as_json,

@@ -16,8 +16,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from analysis.audit.recommend import Comparison
-from analysis.law.answer_words import compute_sentence
-from analysis.law.shape import ComputeShape, Recommendation, flops_hint
+from analysis.law.answer_words import compute_sentence, limit_sentence
+from analysis.law.at_limit import COST_ERROR, AtLimit
+from analysis.law.shape import ComputeShape, Recommendation, buildable_width, flops_hint
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
 from core.command_line import call, option, relative
 from core.errors import InputError
@@ -335,6 +336,31 @@ def compute_shapes_table(source: str, shapes: Sequence[ComputeShape]) -> Rendera
         rich_table(table_of(source, shapes, columns)),
         *_dim(
             f"N and tokens have the least loss for this compute and depth. d* is a multiple of {multiple}. {interval}"
+        ),
+    )
+
+
+def limit_table(source: str, answer: AtLimit) -> RenderableType:
+    """Return the answer at a limit of cost: a sentence, and a row per depth."""
+    columns: Columns = {
+        Column("depth"): lambda shape: str(shape.depth),
+        Column("width"): lambda shape: f"{buildable_width(shape.width, answer.width_step):,}",
+        Column("N"): lambda shape: short(shape.params),
+        Column("loss"): lambda shape: f"{shape.loss:.4f}",
+        Column("above the best"): lambda shape: f"{shape.excess:.4f}",
+        Column("standard error"): lambda shape: (
+            None if shape.excess_se is None or shape is answer.best else f"{shape.excess_se:.4f}"
+        ),
+        Column("may be best", right=False): lambda shape: (
+            None if answer.near is None else "yes" if shape.depth in answer.near else "no"
+        ),
+    }
+    return Group(
+        Sentence(limit_sentence(answer)),
+        rich_table(table_of(source, answer.shapes, columns)),
+        *_dim(
+            f"Each depth at the largest N within the limit, by costs measured alone with an error of "
+            f"{percent(COST_ERROR)}."
         ),
     )
 

@@ -23,7 +23,7 @@ from core.numbers import (
 
 if TYPE_CHECKING:
     # A shape by a published law is printed without a numerical library.
-    from analysis.law.cost_limit import AtLimit, Limit
+    from analysis.law.at_limit import AtLimit, Limit
     from analysis.law.reading import AtSize, Range, Reading
     from analysis.runs.tokens import TokenRule
 
@@ -193,11 +193,8 @@ def limit_words(limit: "Limit") -> str:
             return f"{prefixed(limit.value)} bytes of cache per token"
 
 
-def limit_sentence(answer: "AtLimit", step: int | None) -> str:
-    """The best shape at a limit of cost, what other depths cost, and which depths cannot be compared there.
-
-    `step` is what all widths are multiples of.
-    """
+def limit_sentence(answer: "AtLimit") -> str:
+    """The best shape at a limit of cost, what other depths cost, and which depths cannot be compared there."""
     at, best = f"At {limit_words(answer.limit)}", answer.best
     without = "; ".join(
         f"{listed_layers(depths)} {words}"
@@ -212,18 +209,17 @@ def limit_sentence(answer: "AtLimit", step: int | None) -> str:
     )
     if best is None:
         return f"{at} no depth is stated, because fewer than two depths have a size of this cost: {without}."
-    text = f"{at}: {layers(best.depth)} × {buildable_width(best.width, step)} wide ({human(best.params)} parameters)"
+    text = f"{at}: {layers(best.depth)} × {answer.width} wide ({human(best.params)} parameters)"
     others = sorted((shape for shape in answer.shapes if shape is not best), key=lambda shape: shape.excess)
     join, verb = ";", " costs"
     for shape in others[:MOST_SHAPES]:
-        width = buildable_width(shape.width, step)
+        width = buildable_width(shape.width, answer.width_step)
         text += f"{join} {shape.depth} × {width}{verb} +{digits(100 * shape.excess / best.loss)} %"
         join, verb = ",", ""
     text += _near_words(answer.near)
     if answer.excluded:
-        text += (
-            f"; {listed_layers(answer.excluded)} cost{_s(answer.excluded)} more and lose{_s(answer.excluded)}"
-        )
+        verb = f"cost{_s(answer.excluded)} more, and lose{_s(answer.excluded)}"
+        text += f"; {listed_layers(answer.excluded)} {verb} even at the smallest size measured"
     return f"{text}; {without}." if without else f"{text}."
 
 

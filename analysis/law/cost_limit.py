@@ -13,8 +13,6 @@ be the best. An error of the costs moves N, and so the loss, of each depth on it
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -22,34 +20,11 @@ from scipy.optimize import isotonic_regression
 
 from analysis.curves.curves import NEAR, Curves
 from analysis.curves.noise import Floats
-from analysis.intervals import Interval, width_of
-from analysis.units import LOSS
+from analysis.intervals import width_of
+from analysis.law.at_limit import COST_ERROR, AtLimit, DepthAtLimit, Limit
 
-#: Relative standard deviation of a measured cost: two measurements of one shape agree within 10 %, which is two
-#: standard deviations of their difference.
-COST_ERROR = 0.035
 #: Relative distance from a measured cost at which a limit counts as that cost.
 SAME_COST = 1e-9
-
-
-class CostKind(StrEnum):
-    """What is limited."""
-
-    LATENCY = "latency"
-    """Seconds per token of decoding."""
-    TRAIN_TIME = "train_time"
-    """Seconds of training."""
-    CACHE = "kv"
-    """Bytes of the key-value cache per token of one sequence."""
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A limit of cost: its kind, its value in seconds or bytes, and of a latency the sequences decoded at once."""
-
-    kind: CostKind
-    value: float
-    batch: int = 1
 
 
 class ShapeCost(NamedTuple):
@@ -58,72 +33,6 @@ class ShapeCost(NamedTuple):
     depth: int
     params: float
     cost: float
-
-
-@dataclass(frozen=True)
-class DepthAtLimit:
-    """One depth at the limit.
-
-    Attributes:
-        depth: number of layers.
-        params, width: of the largest shape within the limit, exact.
-        params_interval: N at the limit of plus and minus one standard deviation of the costs.
-        loss: on the curve of the depth at this N, nats per token.
-        excess: `loss` less that of the best depth.
-        excess_se: standard error of `excess`, with that of the costs; None without a noise estimate, 0 for the best.
-    """
-
-    depth: int
-    params: float
-    width: float
-    params_interval: tuple[float, float]
-    loss: float = field(metadata=LOSS)
-    excess: float = field(metadata=LOSS)
-    excess_se: float | None = field(metadata=LOSS)
-
-
-@dataclass(frozen=True)
-class AtLimit:
-    """What is known at one limit of cost.
-
-    Attributes:
-        limit: of the cost.
-        shapes: every depth with a size at the limit, ascending.
-        near: the depths that are not excluded, the best included; None if the noise is not known.
-        too_small: depths that may be the best with a size below those measured, because the limit is below their costs.
-        too_large: the same with a size above those measured.
-        excluded: depths without a size at the limit that are significantly worse even at their smallest size.
-    """
-
-    limit: Limit
-    shapes: tuple[DepthAtLimit, ...]
-    near: tuple[int, ...] | None
-    too_small: tuple[int, ...] = ()
-    too_large: tuple[int, ...] = ()
-    excluded: tuple[int, ...] = ()
-
-    @property
-    def best(self) -> DepthAtLimit | None:
-        """The depth of least loss; None if fewer than two depths have a size at the limit."""
-        if len(self.shapes) < 2:
-            return None
-        return min(self.shapes, key=lambda shape: (shape.loss, shape.depth))
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """The depths without a size at the limit that may be the best, ascending."""
-        return tuple(sorted({*self.too_small, *self.too_large}))
-
-    @property
-    def depth_interval(self) -> Interval:
-        """The whole depths between the next shallower and the next deeper excluded one; an end is None without it."""
-        if self.near is None or self.best is None:
-            return None, None
-        may = {*self.near, *self.missing}
-        out = ({shape.depth for shape in self.shapes} | {*self.excluded}) - may
-        shallower = [depth for depth in out if depth < min(may)]
-        deeper = [depth for depth in out if depth > max(may)]
-        return (max(shallower) + 1 if shallower else None), (min(deeper) - 1 if deeper else None)
 
 
 class _Costs(NamedTuple):
@@ -181,8 +90,8 @@ def at_limit(
     loss = weights @ curves.values.ravel()
     by_cost = [_spread(curves, depth, *sizes[depth][1:]) if depth in sizes else 0.0 for depth in order]
     covariance = weights @ curves.covariance @ weights.T + np.diag(np.square(by_cost))
-    gap, own = loss[:, None] - loss, np.diag(covariance)
-    se = np.sqrt(np.maximum(own[:, None] + own - 2 * covariance, 0.0))
+    gap, variance = loss[:, None] - loss, np.diag(covariance)
+    se = np.sqrt(np.maximum(variance[:, None] + variance - 2 * covariance, 0.0))
     best = int(np.argmin(loss[: len(sizes)]))
     near, excluded = None, set[int]()
     if math.isfinite(quantile):
@@ -208,13 +117,13 @@ def _costs_of(costs: Iterable[ShapeCost], curves: Curves) -> dict[int, _Costs]:
             low, high = curves.range(item.depth)
             x = math.log(item.params)
             if low - NEAR <= x <= high + NEAR:
-                sizes = by_depth.setdefault(item.depth, {})
-                sizes.setdefault(min(max(x, low), high), []).append(math.log(item.cost))
+                costs_at = by_depth.setdefault(item.depth, {})
+                costs_at.setdefault(min(max(x, low), high), []).append(math.log(item.cost))
     lines = {}
-    for depth, sizes in by_depth.items():
-        x = np.array(sorted(sizes))
-        y = np.array([np.mean(sizes[place]) for place in x])
-        lines[depth] = _Costs(x, isotonic_regression(y).x)
+    for depth, costs_at in by_depth.items():
+        sizes = sorted(costs_at)
+        means = np.array([np.mean(costs_at[size]) for size in sizes])
+        lines[depth] = _Costs(np.array(sizes), np.asarray(isotonic_regression(means).x))
     return lines
 
 

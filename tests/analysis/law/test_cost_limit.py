@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from analysis.fit.study import estimates_of
-from analysis.law.cost_limit import COST_ERROR, CostKind, Limit, ShapeCost, at_limit
+from analysis.law.at_limit import COST_ERROR, CostKind, Limit
+from analysis.law.cost_limit import ShapeCost, at_limit
 from tests.simulated_study import Truth, shapes_of, simulate
 
 DEPTHS = (1, 2, 4, 8)

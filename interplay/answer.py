@@ -109,7 +109,8 @@ class Answer(VerbResult):
         """Return the figures of the report by the names of their files; those that the data do not allow are absent."""
         from analysis.report.study_page import study_figures
 
-        data = {name: self.report_data.get(name) for name in ("entropy", "curves", "measures", "search")}
+        names = ("entropy", "curves", "measures", "search", "costs")
+        data = {name: self.report_data[name] for name in names if name in self.report_data}
         return {drawn.name: drawn.canvas() for drawn in study_figures(self.table, self.fit, **data)}
 
     def report(self, out: str | Path) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.fit.document import fit
+from analysis.runs.costs import read_costs
 from analysis.runs.table import RunTable
 from analysis.units import UnitOption
 from core.command_line import call, option
@@ -68,8 +69,8 @@ def study_runs(
         NoRowsError: the study has no rows; proposes commands with `verb`, and with `arguments`, by default its name.
     """
     plan = make_plan(spec)
-    ledger = study_paths(spec, results.resolve()).ledger
-    recorded = ledger.rows()
+    paths = study_paths(spec, results.resolve())
+    ledger, recorded = paths.ledger, paths.ledger.rows()
     rows = study_rows(plan, recorded)
     if not rows:
         words = arguments or [spec.name]
@@ -87,7 +88,7 @@ def study_runs(
         )
     table = run_table(rows, plan.name, with_order=plan.search.chooses_by_rows)
     ended = end_words(spec, plan, ended_rows(rows))
-    inputs = report_inputs(plan, rows, table, ended)
+    inputs = report_inputs(plan, rows, paths, table, ended)
     return StudyRuns(spec.name, table, plan, results, inputs, failed_cells(rows))
 
 
@@ -122,16 +123,23 @@ def fit_and_report(
 
     `ended` is why the search ended, a sentence, or empty.
     """
-    title, inputs = plan.planner.spec.name, report_inputs(plan, rows, runs, ended)
+    title, inputs = plan.planner.spec.name, report_inputs(plan, rows, where, runs, ended)
     source = StudyRuns(title, runs, plan, where.results, inputs, failed_cells(rows))
     answer = answer_of(source, level=0.95, tokens=None, unit="nats")
     return Concluded(answer, write_answer(answer, where.folder))
 
 
-def report_inputs(plan: Plan, rows: Mapping[str, Row], runs: RunTable, ended: str) -> dict[str, Any]:
+def report_inputs(
+    plan: Plan, rows: Mapping[str, Row], where: StudyPaths, runs: RunTable, ended: str
+) -> dict[str, Any]:
     """The arguments of `write_report` that a study adds to its run table."""
     facts = report_facts(plan.planner.spec, plan, runs, ended)
-    return {**facts, "curves": curve_table(rows), "measures": layer_table(rows)}
+    return {
+        **facts,
+        "curves": curve_table(rows),
+        "measures": layer_table(rows),
+        "costs": read_costs(where.costs),
+    }
 
 
 def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dict[str, Any]:

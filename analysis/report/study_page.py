@@ -9,6 +9,7 @@ from analysis.fit.document import Fit
 from analysis.fit.next_runs import NextRuns
 from analysis.fit.words import findings, law_sentence, next_steps
 from analysis.report.figures import best_depth, diagnostics, excess, gaps, loss, palette, transition
+from analysis.report.figures import costs as cost_figure
 from analysis.report.figures.by_value import measure_figure
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.html import Page, PageSection, provenance, write_page
@@ -18,6 +19,7 @@ from analysis.report.tables import (
     cost_table,
     crossings_table,
     diverged_table,
+    gains_table,
     law_reasons_table,
     laws_table,
     needed_table,
@@ -32,7 +34,7 @@ from core.files import write_json
 #: Names of all figures; those of an earlier page that are not drawn any more are removed.
 NAMES = (
     *("excess", "best_depth", "loss", "accuracy", "accuracy_graded", "transition", "diagnostics"),
-    *("gaps", "search", "training"),
+    *("gaps", "search", "training", "costs"),
 )
 
 
@@ -61,7 +63,7 @@ def write_report(
         spec_text: the study's specification, printed as it is.
         cells: finished and planned ones of a study that is not finished.
         next_runs: the runs of the next steps by a plan; without it they are estimated.
-        attributes: other attributes of `Context`: entropy, curves, measures and search.
+        attributes: other attributes of `Context`: entropy, curves, measures, search and costs.
 
     Raises:
         InputError: the run table has no usable row.
@@ -122,6 +124,11 @@ def study_sections(context: Context, first: Figure) -> list[PageSection]:
     return [
         PageSection("What was measured", [about_sentences(fit)], _made(context, *measured), folded=False),
         PageSection("Shapes in numbers", tables=[needed, compute_table(fit), best_table(fit)]),
+        PageSection(
+            "What a depth gains, what it costs",
+            figures=_made(context, cost_figure.figure),
+            tables=[gains_table(fit, context.costs)],
+        ),
         PageSection(
             "Crossings", [STATUS_WORDS] if crossings else [], _made(context, gaps.figure), [crossings]
         ),

@@ -11,11 +11,13 @@ from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
 from analysis.fit.words import GAP_LAWS, LAWS, law_formula, negligible_words, reason_counts
 from analysis.intervals import Interval
+from analysis.law.crossings import NEAR_END
 from analysis.law.near_optimal import WITHIN
-from analysis.law.reading import AtSize
+from analysis.law.reading import AtSize, DepthAt
 from analysis.law.shape import ComputeShape, buildable_width
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.law.words import text_of
+from analysis.runs.costs import ShapeCosts, costs_of_one_device
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Columns, Table, table_of
 from analysis.units import NATS, UnitName, times
@@ -27,6 +29,7 @@ from core.numbers import (
     factors,
     first_few,
     percent,
+    prefixed,
     scientific,
     short,
     span,
@@ -173,6 +176,70 @@ def best_table(fit: Fit) -> Table | None:
         "lose."
     )
     return table_of("best shapes by the curves", fit.best, columns, note)
+
+
+def gains_table(fit: Fit, costs: Sequence[ShapeCosts]) -> Table | None:
+    """What each depth gains and what it costs, at the largest size with measured costs; None without such a size.
+
+    The shape of a depth is the one whose N is next to that size, at most `NEAR_END` away in ln N.
+    """
+    rows = costs_of_one_device(costs)
+    for best in reversed(fit.best):
+        near = [row for row in rows if abs(math.log(row.size / best.params)) <= NEAR_END]
+        shapes = {
+            shape: nearest
+            for shape in best.shapes
+            if (nearest := _nearest(near, shape.depth, best.params)) is not None
+        }
+        if len(shapes) > 1 and any(shape.depth == best.depth for shape in shapes):
+            break
+    else:
+        return None
+    reference = next(of_batch for shape, of_batch in shapes.items() if shape.depth == best.depth)
+
+    def measure(name: str, batch: int, text: Callable[[float], str]) -> Callable[[Any], str | None]:
+        def shown(item: tuple[DepthAt, dict[int, ShapeCosts]]) -> str | None:
+            value = getattr(item[1].get(batch), name, None)
+            if value is None:
+                return None
+            least = getattr(reference.get(batch), name, None)
+            ratio = f" ({digits(value / least)}×)" if least and item[0].depth != best.depth else ""
+            return f"{text(value)}{ratio}"
+
+        return shown
+
+    batches = sorted({row.batch for row in rows if row.decode_ms is not None})
+    first = batches[0] if batches else rows[0].batch
+    columns: Columns = {
+        Column("shape", look="strong"): lambda item: f"{item[0].depth} × {item[1][min(item[1])].width}",
+        Column("loss"): lambda item: (
+            "lowest" if item[0].depth == best.depth else f"+{digits(100 * item[0].excess / best.loss)} %"
+        ),
+        Column("training tokens/s"): measure("train_tokens_per_second", first, prefixed),
+        **{
+            Column(f"ms per token, batch {batch}"): measure(
+                "decode_ms", batch, lambda value: digits(value, 3)
+            )
+            for batch in batches
+        },
+        Column("prefill ms"): measure("prefill_ms", first, lambda value: digits(value, 3)),
+        Column("cache bytes per token"): measure("kv_bytes_per_token", first, prefixed),
+    }
+    title = f"what a depth gains and costs at N = {short(best.params)}"
+    note = (
+        f"Loss of each depth against the lowest at this size, and costs measured alone ({rows[0].machine}, "
+        f"{rows[0].precision}), each also over that of the best depth."
+    )
+    return table_of(title, shapes.items(), columns, note)
+
+
+def _nearest(rows: Sequence[ShapeCosts], depth: int, params: float) -> dict[int, ShapeCosts] | None:
+    """The costs by batch of the shape of a depth next to N; None without one."""
+    of_depth = [row for row in rows if row.depth == depth]
+    if not of_depth:
+        return None
+    width = min(of_depth, key=lambda row: (abs(math.log(row.size / params)), row.width)).width
+    return {row.batch: row for row in of_depth if row.width == width}
 
 
 def compute_table(fit: Fit) -> Table | None:

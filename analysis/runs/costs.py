@@ -121,6 +121,13 @@ def read_costs(path: Path) -> list[ShapeCosts]:
         raise InputError(f"{path} cannot be read ({error}). {fix}") from error
 
 
+def costs_of_one_device(rows: Sequence[ShapeCosts]) -> list[ShapeCosts]:
+    """Return the rows of the device and machine that has most of them; of several, the first by name."""
+    places = sorted({row.place for row in rows})
+    most = max(places, key=lambda place: sum(row.place == place for row in rows), default=None)
+    return [row for row in rows if row.place == most]
+
+
 def _row(line: dict[str, str]) -> ShapeCosts:
     """Return the row of a line; a ValidationError if a value is missing or wrong, or there are too many."""
     values: dict[str, object] = {name: value for name, value in line.items() if value}

@@ -123,6 +123,11 @@ class StudyPaths:
         return self.folder / "runs.csv"
 
     @property
+    def costs(self) -> Path:
+        """The costs of the shapes that were measured alone."""
+        return self.folder / "costs.csv"
+
+    @property
     def fit(self) -> NamedFit | None:
         """The fit of the last run that finished; None without it, or if another version has written it."""
         file = self.folder / "fit.json"
@@ -134,7 +139,7 @@ class StudyPaths:
     @property
     def outputs(self) -> list[Path]:
         """The files and folders that a finished study has written for its user."""
-        names = (SPEC, "runs.csv", "fit.json", "report.html", "figures")
+        names = (SPEC, "runs.csv", "costs.csv", "fit.json", "report.html", "figures")
         return [self.folder / name for name in names]
 
     @contextmanager

@@ -4,7 +4,7 @@ import html
 import io
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import unquote
@@ -21,6 +21,7 @@ from analysis.fit.scores import graded_accuracy
 from analysis.fit.study import Study
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import FRAME, STYLE, VALUES
+from analysis.runs.costs import ShapeCosts
 from analysis.runs.table import RunTable
 
 
@@ -101,6 +102,7 @@ class Context:
         curves: training curves (cell, step, loss).
         search: the search that chose the rows, if any.
         measures: diagnostics of the layers (cell, step, name, layer, value).
+        costs: of the shapes, each measured alone.
     """
 
     runs: RunTable
@@ -109,6 +111,7 @@ class Context:
     curves: pd.DataFrame | None = None
     search: SearchInfo | None = None
     measures: pd.DataFrame | None = None
+    costs: Sequence[ShapeCosts] = ()
 
     @cached_property
     def colours(self) -> dict[int, str]:

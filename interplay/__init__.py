@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from interplay.verbs.audit import audit
+    from interplay.verbs.audit_rules import audit_rules
     from interplay.verbs.compare import compare
     from interplay.verbs.export import export
     from interplay.verbs.fit import fit
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "audit",
+    "audit_rules",
     "compare",
     "export",
     "fit",

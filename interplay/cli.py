@@ -464,8 +464,9 @@ def _note_other_values(verb: str, source: str, overrides: Sequence[str], results
 
 def _note_of_runs(verb: str, runs: str, changes: Sequence[str], results: Path) -> None:
     from analysis.runs.files import is_table
+    from interplay.verbs.read import shipped
 
-    if not runs.startswith("mlflow:") and not is_table(runs):
+    if not runs.startswith("mlflow:") and not is_table(runs) and not shipped(runs, results):
         _note_other_values(verb, runs, changes, results)
 
 
@@ -518,7 +519,7 @@ def recommend(
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
-    """Give the best depth and width for a size, a compute or a limit of cost.
+    """Give the best depth and width for a size, a compute or a cost.
 
     From a study's fit or a law, else by all published evidence. Limits of cost need the fit and the costs of a study.
     """
@@ -562,6 +563,10 @@ def audit(
     well_known: Annotated[
         bool, typer.Option("--known", help="well-known models by both laws and the Gemstones table instead")
     ] = False,
+    rules: Annotated[
+        bool,
+        typer.Option("--rules", help="published rules of shape on the measured tables instead of models"),
+    ] = False,
     within: WithinOption = None,
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
@@ -569,6 +574,15 @@ def audit(
     """Say whether models are too deep or too shallow. By all published evidence, or by one law or fit."""
     from interplay.verbs.audit import audit_each, audit_known
 
+    if rules:
+        if well_known or any(
+            value is not None for value in (configs, depth, width, vocabulary, law, fit, within)
+        ):
+            raise InputError("--rules judges rules and no models; leave out every other option but --json.")
+        with working("judging"):
+            judged = interplay.audit_rules()
+        show(judged, as_json=as_json)
+        return
     if well_known:
         if any(value is not None for value in (configs, depth, width, vocabulary, law, fit)):
             raise InputError(

@@ -37,6 +37,7 @@ PAGES = (
     "docs/gpu.md",
     "docs/how-to.md",
     "docs/known-models.md",
+    "docs/rules.md",
     "docs/published-claims.md",
     "docs/reference.md",
     "docs/tutorial.md",

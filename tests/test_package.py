@@ -121,6 +121,6 @@ def test_a_wheel_has_the_data_of_its_packages(interplay):
         "py.typed",
         "report/templates/page.html.j2",
         "audit/known_models.yaml",
-        "audit/gemstones.jsonl",
+        "audit/tables/gemstones.jsonl",
     ):
         assert (interplay.packages / "analysis" / file).is_file()

@@ -1,6 +1,6 @@
 """All published evidence on depth: both published laws and a fit of the Gemstones table, each with the sizes it is of.
 
-`analysis/audit/gemstones.jsonl` has 66 rows of McLeish et al. 2025 (arXiv 2502.06857), unchanged, from
+`analysis/audit/tables/gemstones.jsonl` has 66 rows of McLeish et al. 2025 (arXiv 2502.06857), unchanged, from
 `wandb_dfs/wandb_df_for_fitting_hot_100b+.jsonl` of github.com/mcleish7/gemstone-scaling-laws (MIT licence): 22 shapes,
 each at three checkpoints.
 """
@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
-from pathlib import Path
 
 from analysis.law.near_optimal import Within, nats_of, near_optimal
 from analysis.law.published import PUBLISHED, AdditiveLaw, PublishedLaw, published_shape
@@ -104,13 +102,12 @@ def _within_reach(item: Evidence) -> Evidence:
 
 def _gemstones() -> Evidence:
     # A verdict by one published law loads no numerical library.
+    from analysis.audit.shipped_tables import TABLES
     from analysis.fit.document import fit
     from analysis.law.prediction import lost_by
-    from analysis.runs.table import read_runs
 
     source = "Gemstones, McLeish et al. 2025 (arXiv 2502.06857), fitted by Interplay"
-    with resources.as_file(resources.files("analysis") / "audit" / "gemstones.jsonl") as path:
-        table = fit(read_runs(Path(path), {"loss": "final_loss", "params": "params_active_precise"}))
+    table = fit(TABLES["gemstones"].read())
     assert table.study is not None
     assert table.sizes is not None
     depths = table.study.rows["depth"]

@@ -243,6 +243,15 @@ class GapLaws:
             tuple(zip(depths.astype(int).tolist(), expected.tolist(), bound.tolist(), strict=True)),
         )
 
+    def lost(self, params: float, depth: float) -> Floats:
+        """(draws,) what a depth, whole or not, loses at N = `params` against the best depth, nats per token.
+
+        By the laws that are used, of which there must be one.
+        """
+        depths = np.append(_depths(params), depth)
+        loss = self._gap(params, depths)
+        return np.asarray(loss[:, -1] - loss.min(axis=1))
+
     def _gap(self, params: float | Floats, depths: Floats) -> Floats:
         """(draws, places): of all laws."""
         assert self.params_range is not None

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from analysis.audit.shipped_tables import TABLES, ShippedTable
 from analysis.runs.files import is_table
 from analysis.runs.table import Count, RunTable, read_runs
 from core.command_line import option
@@ -13,6 +14,7 @@ from core.errors import InputError, refuse_no_mapping
 from interplay.study_fit import Runs, existing, named_store, study_runs
 from interplay.verbs.load_spec import load_spec, name_of
 from study.errors import SpecError
+from study.spec.recorded import recorded_file
 from study.spec.study import StudySpec
 
 #: What a source may be; a table of polars, pyarrow and others has `to_pandas`.
@@ -75,6 +77,9 @@ def runs_of(
     if not isinstance(source, str | Path):
         table = RunTable.from_frame(_frame(source), named, count=count, where=chosen)
         return Runs("a table", table)
+    if of_package := shipped(name, results):
+        more = {**of_package.columns, **named}
+        return Runs(name, read_runs(str(of_package.path), more, count=count, where=chosen))
     store = existing(named_store(uri, Path(results))) if name.startswith("mlflow:") else None
     table = read_runs(name, named, tracking_uri=store, count=count, where=chosen)
     return Runs(Path(name).name, table)
@@ -107,7 +112,9 @@ def spec_of(
             f"{option('uri')} names the store of mlflow:EXPERIMENT, but {name} is none; leave it out, or for a spec "
             "write tracking.uri=URI."
         )
-    if not isinstance(source, str | Path | StudySpec) or (isinstance(source, str | Path) and is_table(name)):
+    if not isinstance(source, str | Path | StudySpec) or (
+        isinstance(source, str | Path) and (is_table(name) or shipped(name, results))
+    ):
         return None
     spec = load_spec(source, *changes, results=results)
     if count == "table":
@@ -122,6 +129,11 @@ def spec_of(
         if given:
             raise SpecError(f"{option(argument)} {does}, but {name} is a spec; leave it out.")
     return spec
+
+
+def shipped(name: str, results: str | Path) -> ShippedTable | None:
+    """Return the table of the package that has this name, unless a study of `results` has it."""
+    return None if recorded_file(name, Path(results)) else TABLES.get(name)
 
 
 def name_of_source(source: Source) -> str:

@@ -40,7 +40,7 @@ from tests.notebook import NOTEBOOK, ROOT, execute
 from tests.study.small import SMALL
 from tests.tables import CROSSINGS, foreign_runs
 
-TABLE = ROOT / "analysis" / "audit" / "gemstones.jsonl"
+TABLE = ROOT / "analysis" / "audit" / "tables" / "gemstones.jsonl"
 #: A search with all that a report can show.
 SEARCHED = ("search.sampler=crossing", "search.max_cells=40")
 

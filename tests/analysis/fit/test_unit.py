@@ -21,7 +21,7 @@ from tests.analysis.fit.test_document import simulated
 from tests.isoflop import isoflop_table
 
 BYTES = 3.7
-GEMSTONES = Path(__file__).parents[3] / "analysis" / "audit" / "gemstones.jsonl"
+GEMSTONES = Path(__file__).parents[3] / "analysis" / "audit" / "tables" / "gemstones.jsonl"
 #: Keys of the fit file whose numbers are losses; `sd` and `misfit` are of `noise` and `curves`.
 LOSSES = {"gap_ends", "loss", "losses", "excess", "above", "sd", "smooth_misfit", "misfit", "rms_residual"}
 LOSSES |= {"c_m", "c_l", "k"}

@@ -1,0 +1,43 @@
+"""The tables that come with Interplay: unchanged, licensed, and fitted by their names."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+import interplay
+from analysis.audit.shipped_tables import TABLES
+
+DOCS = Path(__file__).parents[3] / "docs" / "evidence"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_the_file_of_its_hash_and_names_its_licence(name):
+    table = TABLES[name]
+    assert hashlib.sha256(table.path.read_bytes()).hexdigest() == table.sha256
+    assert "licence" in table.about
+    assert len(interplay.fit(name).table.used) == len(table.read().used) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("english", "runs.csv"),
+        ("english-gpt2", "families-network-gpt2/runs.csv"),
+        ("english-llama", "families-network-llama/runs.csv"),
+    ],
+)
+def test_our_tables_are_those_of_the_docs(name, file):
+    assert TABLES[name].path.read_bytes() == (DOCS / file).read_bytes()
+
+
+def test_the_command_fits_a_table_by_its_name(command, tmp_path):
+    status, out, err = command("fit", "gemstones", "--json")
+    assert (status, err) == (0, "")
+    assert '"used": 22' in out
+    # A study of this name comes first.
+    (tmp_path / "results" / "gemstones").mkdir(parents=True)
+    (tmp_path / "results" / "gemstones" / "spec.yaml").write_text(
+        interplay.load_spec("quickstart", "name=gemstones").to_yaml()
+    )
+    assert "has no rows" in command("fit", "gemstones")[2]

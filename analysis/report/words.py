@@ -34,7 +34,11 @@ UNSETTLED = "inconclusive"
 
 def about_sentences(fit: Fit) -> str:
     """The rows, shapes, seeds, noise and tokens, and how N is counted."""
-    shapes, seeds = len(study_of_fit(fit).curves.x), counted(fit.noise.seeds, "seed")
+    rows_compared = study_of_fit(fit).rows
+    shapes, seeds = (
+        len(rows_compared[["depth", "params"]].drop_duplicates()),
+        counted(fit.noise.seeds, "seed"),
+    )
     rows = f"{fit.used} of {fit.used + len(fit.left_out)} runs of {counted(shapes, 'shape')}, {seeds}."
     epochs = epochs_sentence(fit.epochs) if fit.epochs else ""
     parts = [rows, noise_sentence(fit), lowest_loss_sentence(fit), fit.tokens.sentence, epochs]

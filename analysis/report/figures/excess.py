@@ -111,7 +111,7 @@ def excess_data(fit: Fit) -> pd.DataFrame | None:
     first, second = np.argsort(losses, axis=0, kind="stable")[:2]
     lowest, next_lowest = np.sort(losses, axis=0)[:2]
     lead = 100 * (next_lowest - lowest) / lowest
-    shapes = study.rows.groupby(["depth", "params"], sort=True)["width"].first().to_numpy(dtype=float)
+    shapes = study.rows.groupby(["depth", "params"], sort=True)["width"].first()
     parts = []
     for row, depth in enumerate(depths):
         at = np.flatnonzero(inside[row])
@@ -119,12 +119,13 @@ def excess_data(fit: Fit) -> pd.DataFrame | None:
         margin = 100 * study.crossings.quantile * _se_of_gaps(curves, depths, x[at], row, rivals) / lowest[at]
         excess = 100 * (losses[row, at] - lowest[at]) / lowest[at]
         best = first[at] == row
-        of_depth = curves.at(depth)
-        distance = np.abs(x[at][:, None] - curves.x[of_depth])
+        # A curve has a point for each group of tokens, a shape has one width.
+        widths = shapes[depth]
+        distance = np.abs(x[at][:, None] - np.log(widths.index.to_numpy(dtype=float)))
         measured = distance.min(axis=1) < 1e-8
         params = np.exp(x[at])
         width = np.array([width_of(float(size), depth) for size in params])
-        width[measured] = shapes[of_depth][distance.argmin(axis=1)[measured]]
+        width[measured] = widths.to_numpy(dtype=float)[distance.argmin(axis=1)[measured]]
         parts.append(
             pd.DataFrame(
                 {

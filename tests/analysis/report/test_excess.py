@@ -6,6 +6,7 @@ import math
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.text import Text
 
@@ -20,9 +21,10 @@ from analysis.report.figures.excess import (
 )
 from analysis.report.figures.figure import Context
 from analysis.report.study_page import first_figure, write_report
+from analysis.report.words import about_sentences
 from analysis.runs.table import RunTable
 from core.numbers import digits, human
-from tests import chromium
+from tests import chromium, isoflop
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +201,29 @@ def test_a_mark_of_the_figure_is_a_measured_shape(study, found, table):
     low, high, bottom, top = map(float, re.search(r'data-frame="([^"]*)"', svg)[1].split())
     assert low < math.log(table["params"].min()) < math.log(table["params"].max()) < high
     assert bottom < 0 < top
+
+
+def test_shapes_trained_on_several_numbers_of_tokens_are_drawn_with_their_widths():
+    widths = {2: (46, 64, 92, 130, 182), 4: (32, 46, 64, 92, 130)}
+    rows = [
+        {
+            "depth": depth,
+            "width": width,
+            "tokens": tokens,
+            "loss": isoflop.loss(12 * depth * width**2, tokens, depth),
+        }
+        for depth in widths
+        # Both depths of a size have the same tokens.
+        for width, same_size in zip(widths[depth], widths[4], strict=True)
+        for tokens in (flops / (6 * 12 * 4 * same_size**2) for flops in (6e12, 12e12))
+    ]
+    result = fit(RunTable.from_frame(pd.DataFrame(rows)))
+    assert result.tokens.rule == "groups"
+    marks = excess_data(result).query("measured")
+    drawn = set(zip(marks["depth"], marks["width"], strict=True))
+    assert len(drawn) > 5
+    assert all(width in widths[depth] for depth, width in drawn)
+    assert about_sentences(result).startswith("20 of 20 runs of 10 shapes")
 
 
 def test_the_axis_of_best_depths_has_every_depth(line_frame):

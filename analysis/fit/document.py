@@ -34,7 +34,7 @@ from analysis.units import UNITS, LossUnit, UnitName, UnitOption, times
 from core.errors import InputError
 from core.files import from_json, to_json
 
-_NAME = "fit file (`interplay fit RUNS --json` writes one)"
+_NAME = "fit file"
 #: Defaults of an alternative whose file has only the form.
 _NOT_IN_FILE = (Because(Reason.NOT_IN_FILE),)
 _UNKNOWN_LAW = {"status": "insufficient", "reasons": _NOT_IN_FILE, "level": 0.95}
@@ -213,7 +213,7 @@ class Fit:
             alternatives = [dict(item) for item in given.pop("alternatives")]
             none = {"laws": (), "params_range": None, "depths": (), "loss": None, "reasons": _NOT_IN_FILE}
             document = {
-                "tokens": {"rule": "unknown", "compared": None, "levels": ()},
+                "tokens": {"rule": "unknown", "compared": None, "levels": (), "remarks": (), "refusal": None},
                 "level": given["law"]["level"],
                 "gap_laws": none,
                 **given,

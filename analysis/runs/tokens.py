@@ -68,7 +68,8 @@ class TokenRule:
             single one.
         levels: all levels, ascending.
         remarks: how tokens are compared.
-        refusal: why the table allows no answer beyond its sizes, if tokens differ between the shapes compared.
+        refusal: why the table allows no answer beyond its sizes, if tokens differ between the shapes compared. No
+            default: a file without it would be taken for one that allows an answer.
     """
 
     JSON_PROPERTIES: ClassVar = ("sentence", "no_extrapolation")
@@ -76,8 +77,8 @@ class TokenRule:
     rule: Rule
     compared: float | None
     levels: tuple[float, ...]
-    remarks: tuple[Remark, ...] = ()
-    refusal: Remark | None = None
+    remarks: tuple[Remark, ...]
+    refusal: Remark | None
 
     @property
     def comparable(self) -> bool:
@@ -159,13 +160,13 @@ def _choose(table: pd.DataFrame, tokens: float | None) -> TokenChoice:
         if len(levels) > 1 or len(with_tokens) < len(table):
             return _at_level(table, levels, nearest, About.ASKED_TOKENS, tokens)
     if with_tokens.empty:
-        rule = TokenRule("unknown", None, (), (Remark(About.TOKENS_UNKNOWN),))
+        rule = TokenRule("unknown", None, (), (Remark(About.TOKENS_UNKNOWN),), None)
         return TokenChoice(rule, table, {})
     missing = len(table) - len(with_tokens)
     remarks = (Remark(About.WITHOUT_TOKENS, (missing, len(table))),) if missing else ()
     if len(levels) == 1:
         level = float(levels[0])
-        rule = TokenRule("equal", level, (level,), (Remark(About.EQUAL_TOKENS, (level,)),))
+        rule = TokenRule("equal", level, (level,), (Remark(About.EQUAL_TOKENS, (level,)),), None)
         return TokenChoice(rule, table, {}, remarks)
     if with_tokens.groupby([with_tokens[name] for name in _RUN], dropna=False)["level"].nunique().max() > 1:
         return _checkpoints(table, levels)
@@ -283,7 +284,7 @@ def _at_ratio(
     if len(held) < share * len(shapes) or np.ptp(np.log(rows["params"])) <= math.log1p(SAME_AT_N):
         return None
     ratio = math.exp(each.median())
-    rule = TokenRule("ratio", ratio, tuple(levels.tolist()), (Remark(About.EQUAL_RATIO, (ratio,)),))
+    rule = TokenRule("ratio", ratio, tuple(levels.tolist()), (Remark(About.EQUAL_RATIO, (ratio,)),), None)
     odd = with_tokens.index.difference(rows.index)
     why = WhyNot(RowReason.OTHER_RATIO, (ratio,))
     remarks = _left_out(len(odd), len(with_tokens), why)
@@ -380,7 +381,7 @@ def _at_level(table: pd.DataFrame, levels: Floats, chosen: int, about: About, *v
         shapes = len(table.drop_duplicates(["depth", "params"]))
         remarks = (Remark(About.SHAPES_LEFT_OUT, (len(names), shapes, compared, *first_names(names))),)
     level = compared, len(levels), float(levels[0]), float(levels[-1])
-    rule = TokenRule("level", compared, tuple(levels.tolist()), (Remark(about, (*level, *values)),))
+    rule = TokenRule("level", compared, tuple(levels.tolist()), (Remark(about, (*level, *values)),), None)
     return TokenChoice(rule, table[keep], left_out, remarks)
 
 

@@ -100,6 +100,14 @@ def test_a_file_that_is_no_fit_is_refused(broken):
         Fit.from_json(broken)
 
 
+@pytest.mark.parametrize("key", ["remarks", "refusal"])
+def test_a_file_that_does_not_say_whether_tokens_allow_a_projection_is_refused(study, key):
+    document = fit(study).to_json()
+    del document["tokens"][key]
+    with pytest.raises(InputError, match=f"not a fit file: tokens.{key}"):
+        Fit.from_json(document)
+
+
 def test_units_of_the_loss_do_not_move_the_crossings(pilot_frame):
     frame = pilot_frame()
     nats, bits = (

@@ -42,7 +42,7 @@ from tests.tables import one_size_a_depth
 
 NO_LAW = ThresholdLaw("log-linear", "insufficient", 0.95)
 NO_GAP_LAWS = GapLaws((), None, (), None)
-NO_TOKENS = TokenRule("unknown", None, ())
+NO_TOKENS = TokenRule("unknown", None, (), (), None)
 
 
 def test_each_status_has_its_sentence():

@@ -27,6 +27,11 @@ def in_shell(words: Sequence[str]) -> Iterator[None]:
         _words = before
 
 
+def is_shell() -> bool:
+    """Whether messages are for the reader of a shell, who runs the command, rather than for a caller in Python."""
+    return _words is not None
+
+
 def option(name: str, value: object = None) -> str:
     """Return an option as the reader writes it: `--level 0.9` in a shell, `level=0.9` in Python.
 
@@ -43,7 +48,7 @@ def option(name: str, value: object = None) -> str:
         return argument if argument.endswith(")") else f"{argument}="
     if name in _MAPPINGS:
         key, _, entry = str(value).partition("=")
-        return f"{argument}={{{key!r}: {entry if name == 'assume' else repr(entry)}}}"
+        return f"{argument}={{{key!r}: {_written(entry) if name == 'assume' else repr(entry)}}}"
     return f"{argument}={_written(value)}"
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 import interplay
 from analysis.law.near_optimal import WITHIN
 from core.command_line import command, in_shell
-from core.errors import LONGEST_MESSAGE, InputError, shortened
+from core.errors import LONGEST_MESSAGE, InputError, printable, shortened
 from interplay.cluster.cli import app as cluster_app
 from interplay.result import View
 from interplay.terminal import show, to_reader, working
@@ -162,8 +162,8 @@ def main() -> None:
 
 
 def _fail(text: str) -> None:
-    # A name of a file may hold bytes that are no text.
-    text = shortened(text, LONGEST_MESSAGE).encode("utf-8", "backslashreplace").decode()
+    # A name of a file may hold bytes that are no text, a heading of a table what a terminal obeys.
+    text = printable(shortened(text, LONGEST_MESSAGE).encode("utf-8", "backslashreplace").decode(), kept="\n")
     Console(stderr=True).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
     sys.exit(WRONG)
 

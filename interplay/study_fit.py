@@ -24,6 +24,7 @@ from study.revision import revision
 from study.search import end_words, search_info
 from study.spec.recorded import difference_note
 from study.spec.study import StudySpec
+from study.spec.yaml_file import SPEC
 from study.tracking.ledger import ended_rows, study_rows, versions
 from study.tracking.mlflow_store import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import StudyPaths, study_paths
@@ -80,6 +81,11 @@ def study_runs(
                 f"none of the {counted(len(others), 'row')} of the study {spec.name!r} in {ledger.name} is of this "
                 f"spec: {difference[0]}. As it was run: `{call(verb, difference[1], results=results)}`."
             )
+        if folder := _folder_with_rows(words[0], spec):
+            raise NoRowsError(
+                f"the study {spec.name!r} has no rows in {ledger.name}, but it has in {folder}: "
+                f"`{call(verb, *words, results=folder)}`."
+            )
         elsewhere = call(verb, f"mlflow:{spec.experiment}", uri="URI")
         raise NoRowsError(
             f"the study {spec.name!r} has no rows in {ledger.name} yet; run it with "
@@ -90,6 +96,15 @@ def study_runs(
     ended = end_words(spec, plan, ended_rows(rows))
     inputs = report_inputs(plan, rows, paths, table, ended)
     return StudyRuns(spec.name, table, plan, results, inputs, failed_cells(rows))
+
+
+def _folder_with_rows(source: str, spec: StudySpec) -> Path | None:
+    """The root of the results in which a study lies that is named by its folder or the spec there, if it has rows."""
+    path = Path(source)
+    folder = (path.parent if path.name == SPEC else path).resolve()
+    if not (folder / SPEC).is_file():
+        return None
+    return folder.parent if study_paths(spec, folder.parent).ledger.rows() else None
 
 
 def named_store(uri: str | None, results: Path) -> str:

@@ -203,7 +203,7 @@ def recommend_at_compute(
         if name == "log3":
             raise InputError(
                 "The least depth by theory is that of a size N and has no training tokens. Ask a published law: "
-                f"interplay recommend --law liu2026 --flops {flops[0]:g}"
+                f"{call('recommend', law='liu2026', flops=flops[0])}"
             )
         laws = (
             [published_law(name)]
@@ -212,7 +212,7 @@ def recommend_at_compute(
         )
         shapes = [shape_at_compute(law, value) for value in flops for law in laws]
         source = "law of " + " and ".join(law.source for law in laws)
-        hint = "Ask for less: interplay recommend --flops 1e21"
+        hint = f"Ask for less: {call('recommend', flops='1e21')}"
     if all(shape.depth is None for shape in shapes):
         asked = ", ".join(f"{value:g}" for value in flops)
         raise InputError(f"No depth is stated at {asked} FLOPs by the {source}: {shapes[0].reason}. {hint}")
@@ -243,7 +243,7 @@ def recommend_one(
         source, shapes = shapes_of_sizes(fit, name, [params], within)
         return source, shapes[0]
     if within is not None:
-        raise InputError(f"`within` is for a size N. Leave it out: recommend(flops={flops}).")
+        raise InputError(f"{option('within')} is for a size N. With {option('flops', flops)} leave it out.")
     source, at_compute = recommend_at_compute(fit, name, [flops])
     return source, at_compute[0]
 

@@ -208,7 +208,7 @@ def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConf
     """
     for name, value in (("depth", depth), ("width", width), ("vocabulary", vocabulary)):
         if value is not None and not is_count(value):
-            raise InputError(f"{option(name)} is {value}; it must be a positive whole number.")
+            raise InputError(f"{option(name)} is {value!r}; it must be a positive whole number.")
     return ModelConfig(name=f"{depth} × {width}", depth=depth, width=width, vocabulary=vocabulary)
 
 

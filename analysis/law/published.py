@@ -14,7 +14,7 @@ from analysis.intervals import Interval, width_of
 from analysis.law.reasons import Because, Reason
 from analysis.law.shape import REACH, ComputeShape, Recommendation, Transition, check_size, outside
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw, solve_depth
-from core.command_line import option
+from core.command_line import call, option
 from core.errors import InputError
 
 Row = tuple[float, float, float, float]
@@ -215,7 +215,7 @@ def shape_at_compute(law: PublishedLaw, flops: float) -> ComputeShape:
         names = ", ".join(name for name, item in PUBLISHED.items() if isinstance(item, AdditiveLaw))
         raise InputError(
             f"The law of {law.source} has no term of the training tokens, so it gives no shape at a compute; a law "
-            f"with one is {names}: interplay recommend --law {names} --flops {flops:g}"
+            f"with one is {names}: {call('recommend', law=names, flops=flops)}"
         )
     scale, exponent = law.tokens_term
 

@@ -244,7 +244,8 @@ WORDS: Mapping[About, str | Callable[..., str]] = {
         f"All seeds of a shape have the same loss: {_FROM_RESIDUALS}. Check the seed column."
     ),
     About.NO_NOISE_OF_ONE_SEED: (
-        "One seed and too few sizes: there is no noise estimate, so no interval, no test and no law."
+        "One seed and too few sizes: there is no noise estimate, so crossings have no interval and no test, and there "
+        "is no threshold law."
     ),
     About.NO_NOISE_OF_EQUAL_LOSSES: (
         "All seeds of a shape have the same loss, so there is no noise estimate. Check the seed column."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from core.command_line import relative
+from core.command_line import call, is_shell, relative
 from core.numbers import counted
 from interplay.terminal import Sentence, refuse_file, say
 from interplay.verbs.load_spec import load_spec, name_of
@@ -101,6 +101,8 @@ def train(
     tracking_uri(study.tracking.uri, folder)  # refuses a folder MLflow cannot use before anything is made
 
     def command(verb: str, given: Sequence[str] = changes) -> str:
+        if not is_shell():
+            return call(verb, name_of(spec), *given, results=folder)
         where = [] if folder == Path("results") else ["--results", str(folder)]
         return shlex.join([*program(), verb, name_of(spec), *given, *where])
 

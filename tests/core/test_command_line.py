@@ -20,6 +20,7 @@ from core.command_line import call, in_shell, option, options, try_with
         ("column", "loss=HEADING", "columns={'loss': 'HEADING'}", "--column loss=HEADING"),
         ("where", "a=b=c", "where={'a': 'b=c'}", "--where a=b=c"),
         ("assume", "noise=0.005", "assume={'noise': 0.005}", "--assume noise=0.005"),
+        ("assume", "noise=x", "assume={'noise': 'x'}", "--assume noise=x"),
         ("json", None, "to_json()", "--json"),
     ],
 )

@@ -578,6 +578,12 @@ def test_results_that_are_a_file_are_refused(command, tmp_path, place):
     assert (status, "--out file is a file" in err) == (2, True)
 
 
+def test_a_heading_that_a_terminal_would_obey_is_printed_escaped(command, tmp_path):
+    path = table(tmp_path, "\x1b[31mred,loss\n1,2\n")
+    status, _, err = command("fit", path)
+    assert (status, "\x1b[31mred" in err, "\\x1b[31mred" in err) == (2, False, True)
+
+
 def test_a_defect_keeps_its_traceback(monkeypatch):
     def missing(**_):
         raise FileNotFoundError(2, "No such file", str(Path(cli.__file__).with_name("absent.py")))

@@ -40,6 +40,7 @@ from tests.notebook import NOTEBOOK, ROOT, execute
 from tests.study.small import SMALL
 from tests.tables import CROSSINGS, foreign_runs
 
+NO_FIT = ROOT / "tests" / "data" / "golden.json"
 TABLE = ROOT / "analysis" / "audit" / "tables" / "gemstones.jsonl"
 #: A search with all that a report can show.
 SEARCHED = ("search.sampler=crossing", "search.max_cells=40")
@@ -425,7 +426,7 @@ def test_a_result_is_a_document_a_view_and_a_part_of_a_notebook(call, capfd, mon
         (lambda: interplay.plan(interplay.load_spec(SMALL), {"name": 1}), SpecError, "changes no key"),
         (lambda: interplay.recommend(1e9, fit=rows()), InputError, "of type DataFrame is no fit"),
         (lambda: interplay.audit(depth=3.5, width=64), InputError, "depth= is 3.5"),
-        (lambda: interplay.audit(depth="3", width=64), InputError, "depth= is 3"),
+        (lambda: interplay.audit(depth="3", width=64), InputError, "depth= is '3'"),
     ],
 )
 def test_wrong_input_raises_the_error_of_the_command(call, error, said):
@@ -464,6 +465,11 @@ MESSAGES = [
     (lambda: interplay.recommend(1e9, within="1%"), "within=0.01", "--within 0.01"),
     (lambda: interplay.recommend(flops="x"), "as flops=1e20", "as --flops 1e20"),
     (lambda: interplay.recommend(flops=-1), "as flops=1e20", "as --flops 1e20"),
+    (lambda: interplay.recommend(flops=1e28), "interplay.recommend(flops=1e21)", "interplay recommend --flops 1e21"),
+    (lambda: interplay.recommend(flops=1e20, law="levine2020"), "liu2026', flops=1e+20)", "--law liu2026 --flops"),
+    (lambda: interplay.recommend(flops=1e20, law="log3"), "liu2026', flops=1e+20)", "--law liu2026 --flops"),
+    (lambda: interplay.recommend(flops=1e20, within=1), "With flops=1e+20 leave it out", "With --flops 1e+20"),
+    (lambda: interplay.recommend(1e9, fit=NO_FIT), "is not a fit file", "is not a fit file"),
     (lambda: interplay.recommend(1e9, law="liu2026", fit="f.json"), "law='levine2020'", "--law levine2020"),
     (lambda: interplay.recommend(1e9, fit=TABLE.parent), "is a folder without", "--fit "),
     (lambda: interplay.audit(), "or depth=L, width=D", "or --depth L --width D"),
@@ -472,6 +478,7 @@ MESSAGES = [
     (lambda: interplay.audit("absent.json"), "depth=L, width=D", "--depth L --width D"),
     (lambda: interplay.audit(depth=1, width=2, law="x", fit="f.json"), "law='x' or fit=", "--law x or --fit"),
     (lambda: interplay.init("x", hours=-1), "hours=-1 is not", "--hours -1 is not"),
+    (lambda: interplay.power(SMALL, assume={"noise": "x"}), "assume={'noise': 'x'}", "--assume noise=x"),
     (lambda: interplay.power(SMALL, assume={"nois": 1}), "assume={'nois': 1}", "--assume nois=1"),
     (lambda: interplay.power(SMALL, assume={"a": 2}), "assume= gives", "--assume gives"),
 ]  # fmt: skip
@@ -485,8 +492,7 @@ def test_a_message_names_arguments_in_python_and_options_in_a_shell(
     with pytest.raises(ValueError) as caught:
         call()
     assert python in str(caught.value)
-    # Apart from commands to paste, which begin with the name of the program.
-    assert not re.search(r"(?<!\w)--[a-z]", re.sub(r"`?interplay [^`]*`?", "", str(caught.value)))
+    assert not re.search(r"(?<!\w)--[a-z]|\binterplay [a-z]", str(caught.value))
     with in_shell(["fit"]), pytest.raises(ValueError) as caught:
         call()
     assert shell in str(caught.value)

@@ -1,6 +1,7 @@
 """`interplay report` of a spec: it writes the page of the study anew, and of no other."""
 
 import math
+import shlex
 
 import pandas as pd
 import pytest
@@ -49,6 +50,16 @@ def test_a_part_of_a_study_does_not_replace_its_page(command, tmp_path, part):
     assert "--out DIR" in err or "no rows" in err
     assert {name: (folder / name).read_bytes() for name in names} == before
     assert command("report", *chosen)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["", "spec.yaml"])
+def test_a_study_named_by_its_folder_is_told_where_its_rows_are(command, tmp_path, name):
+    folder = leave_rows(tmp_path / "there")
+    (folder / "spec.yaml").write_text(load_spec(SMALL, ["frontier.depths=[1, 2]"]).to_yaml())
+    status, _, err = command("fit", str(folder / name), "--results", "elsewhere")
+    assert status == 2
+    proposed = shlex.split(err.partition("`")[2].partition("`")[0])
+    assert command(*proposed[1:])[0] == 0
 
 
 def test_a_page_written_anew_tells_why_the_search_ended(command, tmp_path):

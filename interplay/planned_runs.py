@@ -68,9 +68,9 @@ def _next_sizes(plan: Plan, results: Path, missing: NextSizes) -> AddedRuns:
     spec = plan.planner.spec
     factors = sorted(spec.frontier.spread or ())
     wider = [
-        *([factors[0] ** 2 / factors[1]] if missing.smaller else []),
+        *([float(f"{factors[0] ** 2 / factors[1]:.4g}")] if missing.smaller else []),
         *factors,
-        *([factors[-1] ** 2 / factors[-2]] if missing.larger else []),
+        *([float(f"{factors[-1] ** 2 / factors[-2]:.4g}")] if missing.larger else []),
     ]
     changed = yaml_file.changed(spec.model_dump(mode="json"), {"frontier.spread": wider})
     try:
@@ -78,9 +78,16 @@ def _next_sizes(plan: Plan, results: Path, missing: NextSizes) -> AddedRuns:
         cells = [cell for size in sizes for cell in plan.planner.cells(size, spec.training.seed_values)]
     except SpecError as error:
         return AddedRuns(0, refused=str(error))
-    how = _run_with(plan, results, f"frontier.spread=[{','.join(f'{size:.4g}' for size in wider)}]")
+    how = _run_with(plan, results, f"frontier.spread={_exact(wider)}")
     new = [cell for cell in cells if plan.by_key(cell.cell.key) is None]
     return _added(new, how)
+
+
+def _exact(values: Sequence[float]) -> str:
+    """A list in an override that is read as the same numbers: another number would be another cell."""
+    return (
+        f"[{','.join(short if float(short := f'{value:g}') == value else repr(value) for value in values)}]"
+    )
 
 
 def _missing_rates(plan: Plan, results: Path, study: Study) -> AddedRuns | None:
@@ -92,7 +99,7 @@ def _missing_rates(plan: Plan, results: Path, study: Study) -> AddedRuns | None:
     if check is None or check.checked:
         return None
     cells, key, factors = _missing_cells(plan, study)
-    sets = [f"{key}=[{','.join(f'{factor:g}' for factor in factors)}]"]
+    sets = [f"{key}={_exact(factors)}"]
     if key == "search.lr_factors":
         sets += ["sensitivity=null"] * (plan.planner.spec.sensitivity is not None)
         sets += plan.search.overrides_for_rates

@@ -209,6 +209,15 @@ def test_a_least_loss_at_an_end_of_the_sizes_proposes_one_factor_further(shift, 
     assert next_sizes_sentence(following, runs.sizes) in next_steps(found, runs)
 
 
+def test_the_command_for_more_rates_keeps_those_that_are_trained():
+    given = ("search.lr_factors=[0.512345678, 1.0]",)
+    plan = make_plan(load_spec(SMALL, given))
+    _, rates = missing_rates(plan, table_of(plan.cells, best=2.0))
+    more = make_plan(load_spec(SMALL, [*given, *added(rates)]))
+    assert keys(plan.cells) < keys(more.cells)
+    assert rates.runs == len(more.cells) - len(plan.cells)
+
+
 def test_a_factor_whose_sizes_have_too_few_steps_is_proposed_with_the_reason():
     plan = make_plan(load_spec(SMALL, AT_FLOPS))
     found, runs = fitted(plan, isoflop_losses(plan.cells, 3.0))

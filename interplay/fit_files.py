@@ -20,13 +20,22 @@ def fit_file(given: Path, results: Path) -> Path:
 
     if given.is_dir() and (given / FIT).is_file():
         return given / FIT
-    if given.name == str(given) and not given.is_file():
+    # The name of a study, or its folder, which no other fit may be written into.
+    folder = given.resolve()
+    recorded = recorded_file(folder.name, folder.parent)
+    if recorded is not None:
+        results = folder.parent
+    elif given.name == str(given) and not given.is_file():
         recorded = recorded_file(given.name, results)
-        if recorded is not None:
-            if (file := recorded.parent / FIT).is_file():
-                return file
-            run = call("run", recorded_source(recorded, results), results=results)
-            raise SpecError(f"The study {given} in {results} has no fit yet; finish it with `{run}`.")
+    if recorded is not None:
+        if (file := recorded.parent / FIT).is_file():
+            return file
+        study = recorded_source(recorded, results)
+        run, report = (call(verb, study, results=results) for verb in ("run", "report"))
+        raise SpecError(
+            f"The study {recorded.parent.name} in {results} has no fit yet; finish it with `{run}`, or fit its rows so "
+            f"far with `{report}`."
+        )
     # A fit is a .json file, as some run tables are.
     if is_table(str(given)) and given.suffix != ".json":
         fit = call("fit", given, out=FIT)

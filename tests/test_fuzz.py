@@ -69,7 +69,7 @@ def entries(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 #: The keys of the presets, with the values they have there.
 KNOWN: dict[str, list[Any]] = {
-    **{"vary": [{"training.steps": [10, 20]}], "data.path": ["corpus.txt", "folder", ["*.txt", "folder"]]},
+    **{"data.path": ["corpus.txt", "folder", ["*.txt", "folder"]]},
     **{"sensitivity.lr_factors": [[0.5, 2]], "search.max_seeds": [9]},
 }
 for preset in preset_names():

@@ -60,7 +60,7 @@ class StudyStatus:
 
     @cached_property
     def answer(self) -> tuple[list[str], dict[str, Any] | None]:
-        """The answer of the last finished run, and the check of the learning rate as JSON; empty without a fit.
+        """The answer of the fit in its folder, and the check of the learning rate as JSON; empty without a fit.
 
         A spec without rows has none: the fit in its folder is then of other cells.
         """
@@ -182,7 +182,7 @@ def status_table(state: StudyStatus) -> RenderableType:
     if learning_rate:
         lines.append(Text(learning_rate["sentence"]))
     if state.rows and (not answer or state.counts["running"] or state.counts["missing"]):
-        last = "This is the answer of the last finished run. " if answer else ""
+        last = "This is the answer of the last fit. " if answer else ""
         fit = command(
             "fit", study_source(state.plan.planner.spec, state.paths.results), results=state.paths.results
         )

@@ -301,12 +301,6 @@ def _fix_of_recorded(path: Path) -> str:
 
 def parse_spec(raw: Mapping[str, Any], origin: str = "the spec") -> StudySpec:
     """Check a spec given as nested mappings; `origin` names it in errors."""
-    if "vary" in raw:
-        raise SpecError(
-            f"{origin}: `vary` is not a key: a spec is one study. Train a study for each value in a loop of the shell, "
-            "each with a name of its own, and compare them: `for x in 1 2; do interplay run SPEC KEY=$x name=NAME-$x; "
-            "done; interplay compare NAME-1 NAME-2`."
-        )
     try:
         return StudySpec.model_validate(raw)
     except ValidationError as error:

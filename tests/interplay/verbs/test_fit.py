@@ -1,6 +1,7 @@
 """`interplay report` of a spec: it writes the page of the study anew, and of no other."""
 
 import math
+import re
 import shlex
 
 import pandas as pd
@@ -60,6 +61,18 @@ def test_a_study_named_by_its_folder_is_told_where_its_rows_are(command, tmp_pat
     assert status == 2
     proposed = shlex.split(err.partition("`")[2].partition("`")[0])
     assert command(*proposed[1:])[0] == 0
+
+
+def test_a_study_without_a_fit_is_told_how_to_make_one(command, tmp_path):
+    folder = leave_rows(tmp_path / "there")
+    (folder / "spec.yaml").write_text(load_spec(SMALL, ["frontier.depths=[1, 2]"]).to_yaml())
+    for fit in (["--fit", str(folder)], ["--fit", folder.name, "--results", str(folder.parent)]):
+        (folder / "fit.json").unlink(missing_ok=True)
+        status, _, err = command("recommend", "6k", *fit)
+        assert status == 2
+        *_, proposed = re.findall("`([^`]*)`", err)
+        assert command(*shlex.split(proposed)[1:])[0] == 0
+        assert command("recommend", "6k", *fit)[0] == 0
 
 
 def test_a_page_written_anew_tells_why_the_search_ended(command, tmp_path):

@@ -75,7 +75,7 @@ def test_a_grids_status_lists_what_is_missing_and_has_the_answer_of_the_last_fit
     assert not any(sentence in text(other) for sentence in document["answer"])
     assert not document["learning_rate"]["checked"]
     assert "sensitivity.lr_factors=[0.5,2]" in shown
-    assert "last finished run" in shown
+    assert "answer of the last fit" in shown
     (state.paths.folder / "fit.json").write_text("{")
     assert status_json(study_status(state.plan.planner.spec, tmp_path))["answer"] == []
 

@@ -554,11 +554,6 @@ def test_a_tokenizer_starts_from_the_file_of_its_spec_and_another_one_has_its_ow
         data_of("data.tokenizer=bpe", source=str(recorded))
 
 
-def test_a_spec_is_one_study() -> None:
-    with pytest.raises(SpecError, match=r"`vary` is not a key: a spec is one study.*interplay compare"):
-        load_spec(SMALL, ["vary={training.steps: [10, 20]}"])
-
-
 def test_a_written_spec_reads_the_same_files_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

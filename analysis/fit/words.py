@@ -8,6 +8,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 
 from analysis.fit.compute import ComputeAnswer
 from analysis.fit.document import Fit
@@ -33,7 +34,7 @@ from analysis.law.shape import REACH
 from analysis.law.words import text_of
 from analysis.runs.epochs import Epochs
 from analysis.runs.isoflop import LEAST_BUDGETS, LEAST_DEPTHS, LEAST_SIZES
-from analysis.runs.left_out import kind_of
+from analysis.runs.left_out import is_sensitivity_run, kind_of
 from analysis.runs.words import qualified
 from analysis.units import LossUnit, bits_per_byte
 from core.numbers import counted, digits, ends, human, human_range, layers, listed, listed_layers, percent
@@ -349,11 +350,15 @@ def unusual_sentences(fit: Fit) -> list[str]:
 
 
 def used_sentence(fit: Fit) -> str:
-    """How many rows are used, and why the others are not; empty from `MOSTLY` of them on."""
-    count, entered = fit.used + len(fit.left_out), fit.used + fit.merged
+    """How many rows are used, and why the others are not; empty from `MOSTLY` of them on.
+
+    Sensitivity runs are not counted: they are trained for the check of the learning rate, which is stated apart.
+    """
+    main = replace(fit, left_out=tuple(item for item in fit.left_out if not is_sensitivity_run(item)))
+    count, entered = main.used + len(main.left_out), main.used + main.merged
     if not count or entered >= MOSTLY * count:
         return ""
-    return f"{entered} of {count} rows are used; left out: {reasons_phrase(fit)}."
+    return f"{entered} of {count} rows are used; left out: {reasons_phrase(main)}."
 
 
 def reasons_phrase(fit: Fit) -> str:

@@ -145,6 +145,11 @@ def entry(row: int | str, cell: str, why: WhyNot) -> dict[str, Any]:
     }
 
 
+def is_sensitivity_run(left_out: Mapping[str, Any]) -> bool:
+    """Whether a row is left out because it checks the learning rate."""
+    return any(why["reason"] == RowReason.SENSITIVITY for why in left_out.get("reasons", ()))
+
+
 def kind_of(left_out: Mapping[str, Any]) -> Hashable:
     """What the rows of one kind of reason have in common, see `BY_FIRST_VALUE`; the text where a file has no more."""
     if not left_out.get("reasons"):

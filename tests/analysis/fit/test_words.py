@@ -148,6 +148,17 @@ def test_the_first_sentence_says_how_many_rows_are_used_if_they_are_few(pilot_fr
     assert not used_sentence(fit(RunTable.from_frame(frame)))
 
 
+def test_rows_that_check_the_learning_rate_are_not_counted_as_left_out(pilot_frame):
+    main = pilot_frame().assign(lr=1.0, purpose="")
+    checks = [main.assign(lr=rate, purpose="sensitivity") for rate in (0.5, 2.0)]
+    result = fit(RunTable.from_frame(pd.concat([main, *checks], ignore_index=True)))
+    assert (len(result.left_out), used_sentence(result)) == (2 * len(main), "")
+    half = main.assign(status=np.where(np.arange(len(main)) % 2, "done", "failed"))
+    result = fit(RunTable.from_frame(pd.concat([half, *checks], ignore_index=True)))
+    assert used_sentence(result).startswith(f"{len(main) // 2} of {len(main)} rows")
+    assert "sensitivity" not in used_sentence(result)
+
+
 def test_a_table_whose_depths_never_meet_says_that():
     shapes = [(6, 512), (8, 768), (11, 1024), (16, 1536)]
     frame = pd.DataFrame(shapes, columns=["depth", "width"]).assign(loss=[3.5, 3.2, 3.0, 2.8], tokens=1e9)

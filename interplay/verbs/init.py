@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console, Group, RenderableType
 
 from core.command_line import option
-from core.numbers import counted, duration, human, listed
+from core.numbers import counted, duration, human, is_number, listed
 from interplay.result import VerbResult
 from interplay.terminal import pasteable
 from study.errors import SpecError
@@ -236,7 +236,7 @@ def init(
     file = folder / f"{name}.yaml"
     if file.exists():
         raise SpecError(f"{file} exists, and `init` replaces no file; choose another name, or remove it.")
-    if not 0 < hours <= MOST_HOURS:
+    if not (is_number(hours) and 0 < hours <= MOST_HOURS):
         raise SpecError(
             f"{option('hours', hours)} is not between 0 and {MOST_HOURS:,}; "
             "give the hours of the study, such as 2."

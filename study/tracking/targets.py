@@ -3,9 +3,11 @@
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from core.command_line import command
 from study.errors import SpecError
 from study.plan import Plan, make_plan
 from study.plan.rows import Row
+from study.spec.recorded import study_source
 from study.spec.resources import WandbSection
 from study.spec.study import StudySpec
 from study.tracking.ledger import study_rows
@@ -41,7 +43,10 @@ def mirror_study(spec: StudySpec, results: Path) -> str:
     plan, paths = make_plan(spec), study_paths(spec, results.resolve())
     rows = [row for row in paths.ledger.rows().values() if row.study == spec.name]
     if not rows:
-        raise SpecError(f"the study {spec.name!r} has no rows in {paths.ledger.name} yet.")
+        run = command("run", study_source(spec, results), results=results)
+        raise SpecError(
+            f"the study {spec.name!r} has no rows in {paths.ledger.name} yet; run it with `{run}`."
+        )
     newest = max(rows, key=lambda row: row.ended)
     with paths.locked():
         mirror = make_mirror(spec, plan.protocol, paths, rows, {"interplay.revision": newest.revision})

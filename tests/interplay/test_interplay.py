@@ -477,6 +477,7 @@ MESSAGES = [
     (lambda: interplay.audit(depth=0, width=3), "depth= is 0", "--depth is 0"),
     (lambda: interplay.audit("absent.json"), "depth=L, width=D", "--depth L --width D"),
     (lambda: interplay.audit(depth=1, width=2, law="x", fit="f.json"), "law='x' or fit=", "--law x or --fit"),
+    (lambda: interplay.init("x", hours="long"), "hours='long' is not", "--hours long is not"),
     (lambda: interplay.init("x", hours=-1), "hours=-1 is not", "--hours -1 is not"),
     (lambda: interplay.power(SMALL, assume={"noise": "x"}), "assume={'noise': 'x'}", "--assume noise=x"),
     (lambda: interplay.power(SMALL, assume={"nois": 1}), "assume={'nois': 1}", "--assume nois=1"),

@@ -329,6 +329,9 @@ def _missing(name: str, path: Path) -> str:
     hint = (
         f"did you mean {' or '.join(str(parent / n) for n in near)}?"
         if near
-        else f"{parent} holds {some(sorted(names), 8) or 'nothing'}"
+        else f"{parent} holds {some(sorted(names), 8) or 'nothing'}."
     )
-    return f"data.path {name!r} does not exist: there is no {path.name!r} in {parent}; {hint}"
+    return (
+        f"data.path {name!r} does not exist: there is no {path.name!r} in {parent}; {hint} Give a file, a folder or a "
+        "pattern."
+    )

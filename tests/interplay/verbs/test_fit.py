@@ -7,6 +7,7 @@ import shlex
 import pandas as pd
 import pytest
 
+import interplay
 from interplay.study_fit import answer_of, study_runs
 from interplay.verbs.status import study_status
 from study.errors import SpecError
@@ -98,3 +99,11 @@ def test_a_study_that_cannot_be_trained_here_is_read_from_its_rows_without_any_l
     ]
     assert fits[0] == fits[1]
     assert fits[0][0].params == pytest.approx(6000, rel=0.1)
+
+
+def test_in_python_a_folder_of_another_study_is_refused_with_a_call(tmp_path):
+    leave_rows(tmp_path)
+    with pytest.raises(SpecError) as caught:
+        interplay.run(SMALL, "frontier.depths=[1, 2]", "training.steps=300", results=tmp_path)
+    name = load_spec(SMALL).name
+    assert str(caught.value).endswith(f"'training.steps=300', 'name={name}-2', results={str(tmp_path)!r})")

@@ -39,7 +39,9 @@ class JudgedRules(VerbResult):
 def audit_rules() -> JudgedRules:
     """Judge published rules of shape, such as a width of 64 per layer, on measured tables.
 
-    interplay.audit_rules().to_json()
+        interplay.audit_rules().to_json()
+
+    Takes a few seconds; how they are judged is in `analysis.audit.rules`.
     """
     return JudgedRules(RULES, judge_rules())
 

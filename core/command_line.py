@@ -108,12 +108,18 @@ def call(verb: str, *arguments: object, results: Path | None = None, **given: ob
         verb: one that is a function of `interplay` too.
         arguments: the words after the verb.
         results: as of `command`.
-        given: options and their values. One of None is left out; a list gives an option several times.
+        given: options and their values. One of None is left out; a list gives an option several times; True is
+            an option without a value.
     """
     named = {name: value for name, value in given.items() if value is not None}
     if _words is not None:
         several = ((name, value if isinstance(value, list) else [value]) for name, value in named.items())
-        flags = [part for name, values in several for value in values for part in (f"--{name}", value)]
+        flags = [
+            part
+            for name, values in several
+            for value in values
+            for part in ((f"--{name}",) if value is True else (f"--{name}", value))
+        ]
         return command(verb, *map(_in_shell, [*arguments, *flags]), results=results)
     if results is not None and results.resolve() != Path("results").resolve():
         named["results"] = str(relative(results.resolve()))

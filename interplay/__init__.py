@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from interplay.verbs.audit import audit
     from interplay.verbs.audit_rules import audit_rules
     from interplay.verbs.compare import compare
+    from interplay.verbs.cost import cost
     from interplay.verbs.export import export
     from interplay.verbs.fit import fit
     from interplay.verbs.init import init
@@ -44,6 +45,7 @@ __all__ = [
     "audit",
     "audit_rules",
     "compare",
+    "cost",
     "export",
     "fit",
     "init",

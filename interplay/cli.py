@@ -242,6 +242,25 @@ def try_(
 
 
 @app.command()
+def cost(
+    spec: SpecArgument,
+    changes: ChangesArgument = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="measure also what was measured on this machine")
+    ] = False,
+    results: ResultsOption = RESULTS,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure speed of training and latency of each shape, alone on this machine. The rows go to its costs.csv."""
+    _note_other_values("cost", spec, changes or (), results)
+    progress = Console(stderr=True, quiet=as_json)
+    show(
+        interplay.cost(spec, *(changes or ()), results=results, again=again, progress=progress),
+        as_json=as_json,
+    )
+
+
+@app.command()
 def run(
     spec: SpecArgument,
     changes: ChangesArgument = None,

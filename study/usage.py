@@ -18,13 +18,14 @@ VERBS = {
     **dict.fromkeys(("new", "create", "make"), "init"),
     **dict.fromkeys(("list", "ls", "examples", "studies"), "presets"),
     **dict.fromkeys(("analyse", "analyze", "answer"), "fit"),
-    **dict.fromkeys(("estimate", "cost", "price", "dry-run"), "plan"),
+    **dict.fromkeys(("estimate", "price", "dry-run"), "plan"),
     **dict.fromkeys(("save", "download"), "export"),
     **dict.fromkeys(("predict", "suggest", "best"), "recommend"),
     **dict.fromkeys(("check", "evaluate"), "audit"),
     **dict.fromkeys(("page", "plot", "html"), "report"),
     **dict.fromkeys(("kill", "cancel"), "stop"),
     **dict.fromkeys(("time", "benchmark"), "try"),
+    **dict.fromkeys(("measure", "costs", "latency"), "cost"),
     **dict.fromkeys(("progress", "ps"), "status"),
 }
 #: Other words for options.

@@ -108,6 +108,8 @@ def read_costs(path: Path) -> list[ShapeCosts]:
                 )
             rows = []
             for line in table:
+                if None in line or None in line.values():
+                    raise InputError(f"{path}, line {table.line_num} has not {len(COLUMNS)} cells. {fix}")
                 try:
                     rows.append(_row(line))
                 except ValidationError as error:
@@ -129,7 +131,7 @@ def costs_of_one_device(rows: Sequence[ShapeCosts]) -> list[ShapeCosts]:
 
 
 def _row(line: dict[str, str]) -> ShapeCosts:
-    """Return the row of a line; a ValidationError if a value is missing or wrong, or there are too many."""
+    """Return the row of a line; a ValidationError if a value is missing or wrong."""
     values: dict[str, object] = {name: value for name, value in line.items() if value}
-    values["unsteady"] = tuple((line["unsteady"] or "").split())
+    values["unsteady"] = tuple(line["unsteady"].split())
     return _ROW.validate_python(values)

@@ -158,12 +158,13 @@ def time_steps(plan: Plan, data: str | Path, console: Console) -> Timed:
     limit = COMPILED_LIMIT if device.is_gpu or any(p.layout.compiled for p in cells) else LIMIT
     asked = json.dumps([[p.cell.model_dump(mode="json"), p.layout.model_dump(mode="json")] for p in cells])
     workers = 1 if device.is_gpu else plan.slots
-    with console.status("timing a few steps") as status, tempfile.TemporaryDirectory() as scratch:
-        runs = _step_times(
-            asked, str(data), workers, limit, Path(scratch), lambda done, left: status.update(
-                f"timing a few steps: {done} of {len(cells)} cells, at most {duration(left)} left"
+    with console.status("timing a few steps") as status:
+        lines = timed_lines(
+            "trainables.train.step_times", asked, data, workers, limit, lambda lines, left: status.update(
+                f"timing a few steps: {min(map(len, lines))} of {len(cells)} cells, at most {duration(left)} left"
             ), on_gpu=device.is_gpu,
         )  # fmt: skip
+    runs = [[StepTimes.model_validate_json(line) for line in of_process] for of_process in lines]
     times = [max(same, key=lambda timed: timed.step_seconds) for same in zip(*runs, strict=False)]
     if not times:
         raise SpecError(
@@ -187,21 +188,53 @@ def time_steps(plan: Plan, data: str | Path, console: Console) -> Timed:
     return Timed(list(zip(cells, times, strict=True)), speed)
 
 
-def _step_times(
+def timed_lines(
+    module: str,
     asked: str,
-    data: str,
+    data: str | Path,
+    workers: int,
+    limit: float,
+    show: Callable[[list[list[str]], float], None],
+    *,
+    on_gpu: bool,
+) -> list[list[str]]:
+    """Run a module that times cells in some processes at a time; return the lines that each prints within the limit.
+
+    Args:
+        module: it reads `asked` from stdin and prints a line of JSON for each cell.
+        asked: the cells.
+        data: folder or URI of the packed data.
+        workers: number of processes, each of one thread on a CPU.
+        limit: seconds after which they are ended.
+        show: called often with the lines of each process so far, also before an error, and the seconds left.
+        on_gpu: whether they use a GPU.
+
+    Raises:
+        SpecError: a process failed.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        return _timed_lines(
+            [sys.executable, "-m", module, str(data)],
+            asked,
+            workers,
+            limit,
+            Path(scratch),
+            show,
+            on_gpu=on_gpu,
+        )
+
+
+def _timed_lines(
+    command: list[str],
+    asked: str,
     workers: int,
     limit: float,
     scratch: Path,
-    show: Callable[[int, float], None],
+    show: Callable[[list[list[str]], float], None],
     *,
     on_gpu: bool,
-) -> list[list[StepTimes]]:
-    """Run `trainables.train.step_times` in some processes at a time; return what each has timed within the limit.
-
-    Their output goes to files below `scratch`, which are read while they run.
-    """
-    command = [sys.executable, "-m", "trainables.train.step_times", data]
+) -> list[list[str]]:
+    """Run a command in some processes; their output goes to files below `scratch`, which are read meanwhile."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment |= added_variables(environment, on_gpu=on_gpu, compile_cache=None)
     # Empty, so that a second measurement has to compile too.
@@ -229,13 +262,15 @@ def _step_times(
         while (left := began + limit - time.monotonic()) > 0 and any(
             timer.poll() is None for timer in started
         ):
-            show(min(len(_lines(output)) for output in outputs), left)
+            show([_lines(output) for output in outputs], left)
             time.sleep(0.1)
+        lines = [_lines(output) for output in outputs]
+        show(lines, left)
         for process, output in zip(started, outputs, strict=True):
             if process.poll():
                 last = output.with_suffix(".err").read_text(errors="replace").strip().rpartition("\n")[2]
-                raise SpecError(f"a cell could not be trained for a few steps: {last}")
-    return [[StepTimes.model_validate_json(line) for line in _lines(output)] for output in outputs]
+                raise SpecError(f"a cell could not be timed: {last}")
+    return lines
 
 
 def _lines(output: Path) -> list[str]:

@@ -25,6 +25,7 @@ from study.plan.prices import money
 from study.plan.rows import Row, failed_cells, run_table
 from study.revision import revision
 from study.run.console import Viewer
+from study.run.costs import measure_costs
 from study.run.interrupts import request_stop, stop_signals
 from study.run.preparation import is_worth_timing, packed, time_steps
 from study.run.recorder import Recorder
@@ -160,6 +161,8 @@ class _Run:
             self.check_interrupt()
             finished = self._train()
             self.mirror.close()
+            if finished:
+                self._measure_costs()
             conclusion = self._concluded(finished, conclude)
             status = "FINISHED" if finished else "KILLED"
         except KeyboardInterrupt:
@@ -262,6 +265,18 @@ class _Run:
                 " The machine was busy meanwhile; the next run times them again." if timed.speed.busy else ""
             )
             self.console.print(f"By a few steps on this machine: {self._time()}.{busy}")
+
+    def _measure_costs(self) -> None:
+        """Measure the trained shapes as `resources.measure` says, now that nothing trains beside them."""
+        measures = self.spec.resources.measure
+        if not measures:
+            return
+        trained = filter(None, map(self.plan.by_key, self._done()))
+        try:
+            measure_costs(self.plan, trained, measures, self.paths.costs, self.paths.data, self.console)
+        except (InputError, OSError) as error:
+            self._warn(f"The costs of the shapes are not measured: {error}")
+        self.check_interrupt()
 
     def _is_worth_timing(self) -> bool:
         return self.cluster is None and is_worth_timing(self.plan, 1 - len(self._done()) / self._total)

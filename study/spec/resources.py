@@ -11,6 +11,7 @@ from pydantic_core import PydanticKnownError
 
 from study.spec.devices import DEVICES, SLICE, local_device
 from study.spec.section import Section, Width, distinct
+from trainables.train.latency import Measure
 
 Degree = Annotated[int, Field(ge=1, le=10_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -116,6 +117,10 @@ class ResourcesSection(Section):
     """evaluations during a cell, the last one at its end"""
     keep_weights: Literal["final", "none"] = "final"
     """final: the weights of each cell that is done stay in the results folder, for `interplay export`"""
+    measure: Annotated[tuple[Measure, ...], AfterValidator(distinct)] = ()
+    """what is measured of each shape after the last cell, alone on the device, into costs.csv: train (tokens per
+    second), prefill and decode (milliseconds of the exported model), which `interplay cost` measures too; by default
+    nothing"""
     price_per_hour: float | None = Field(default=None, ge=0, le=1e9)
     """dollars per hour of one device; by default that of a GPU at AWS, on demand"""
     utilisation: float | None = Field(default=None, ge=1e-6, le=1)

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from core.command_line import call
 from core.errors import shortened
+from core.numbers import listed
 from study.errors import SpecError
 from study.spec import yaml_file
 from study.spec.devices import DEVICES
@@ -203,6 +204,12 @@ class StudySpec(Section):
         network.check(recipe)
         for sized in self.shapes:
             network.check_shape(sized.shape, recipe)
+        generated = [name for name in self.resources.measure if name != "train"]
+        if generated and not network.is_huggingface(recipe):
+            raise ValueError(
+                f"`resources.measure` has {listed(generated)}, which are those of a HuggingFace model, and HuggingFace "
+                "has no class for this `network` or `residual`; set it to [train]"
+            )
         # Case does not count: on some file systems `Data` is the folder `data`.
         if self.name.lower() in RESERVED:
             raise ValueError(

@@ -73,7 +73,7 @@ def measure_costs(
     """
     planner = plan.planner
     device = planner.layouts.device
-    if (here := machine(device)) is None:
+    if (processors := machine(device)) is None:
         raise SpecError(
             f"this machine has no {device.name}, the `resources.device` of {plan.name!r}; measure on a machine that "
             "has one, or set `resources.device=auto`."
@@ -81,7 +81,7 @@ def measure_costs(
     by_shape = {planned.cell.shape: planned for planned in cells}
     fitting = [planned for planned in by_shape.values() if planned.layout.ranks == 1]
     kept = {(row.measured_as, row.batch): row for row in read_costs(file)}
-    shapes = [(planned, _unmeasured(plan, planned, here)) for planned in fitting]
+    shapes = [(planned, _unmeasured(plan, planned, processors)) for planned in fitting]
     asked = []
     for planned, rows in shapes:
         before = [kept.get((row.measured_as, row.batch)) for row in rows]
@@ -138,12 +138,12 @@ def _have(rows: Sequence[ShapeCosts | None], measure: Measure) -> bool:
     return all(row is not None and getattr(row, COLUMNS[measure]) is not None for row in rows)
 
 
-def _unmeasured(plan: Plan, planned: PlannedCell, here: str) -> list[ShapeCosts]:
+def _unmeasured(plan: Plan, planned: PlannedCell, processors: str) -> list[ShapeCosts]:
     """Return the rows of a shape, one for each batch, without a measure."""
     shape = planned.cell.shape
     row = ShapeCosts(
         depth=shape.depth, width=shape.width, heads=shape.heads, kv_heads=shape.key_value_heads,
-        params=planned.parameters.total, device=plan.device, machine=here, precision=plan.precision,
+        params=planned.parameters.total, device=plan.device, machine=processors, precision=plan.precision,
         context=planned.cell.recipe.context, batch=1, date=datetime.now(UTC).date().isoformat(),
         versions=", ".join(f"{name} {version}" for name, version in versions().items()),
     )  # fmt: skip

@@ -56,6 +56,7 @@ def test_several_options_are_ready_to_paste():
         (("recommend",), {"flops": [1e20]}, "recommend(flops=1e+20)", "recommend --flops 1e+20"),
         (("audit",), {"depth": 12, "width": "D"}, "audit(depth=12, width=D)", "audit --depth 12 --width D"),
         (("try", "a", "data.path=x"), {}, "try_steps('a', 'data.path=x')", "try a data.path=x"),
+        (("cost", "a"), {"again": True}, "cost('a', again=True)", "cost a --again"),
         (("run", "a"), {"results": Path("/b")}, "run('a', results='/b')", "run a --results /b"),
     ],
 )

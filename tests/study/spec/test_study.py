@@ -236,11 +236,14 @@ def test_each_kind_of_mistake_has_its_sentence(override: str, message: str) -> N
         ("resources.device=a100", ["`resources.device`", "'a100'", "cpu, l4-24gb", "`a100-80gb`?"]),
         # A bare `yes` of YAML 1.1.
         ("resources.shard_vocabulary=yes", ["`resources.shard_vocabulary`", "never, always, auto"]),
+        ("resources.measure=[train, decoding]", ["`resources.measure.1`", "'decoding'", "train, prefill, decode"]),
+        ("resources.measure=decode", ["`resources.measure`", "a list"]),
         # Repeated values, which every list refuses.
         ("training.seeds=[1, 2, 1]", ["`training.seeds`", ": 1 "]),
         ("frontier.depths=[2, 1, 2]", ["`frontier.depths`", ": 2 "]),
         ("frontier.budgets=[3e3, 3e3]", ["`frontier.budgets`", ": 3000 "]),
         ("frontier.widths={2: [8, 8]}", ["`frontier.widths.2`", ": 8 "]),
+        ("resources.measure=[decode, decode]", ["`resources.measure`", ": decode "]),
         ("search.lr_factors=[0.5, 0.5]", ["`search.lr_factors`", ": 0.5 "]),
         # The rules of `training`
         ("training={optimizer: muon, steps: 9, lr: {rule: width, base: 0.3}}",
@@ -849,3 +852,12 @@ def test_w_and_b_is_named_among_the_trackers_before_its_keys_count() -> None:
     assert "tracking.also" in refusal("tracking.also=[comet]")
     assert "tracking.wandb.project" in refusal("tracking.also=[wandb]", "tracking.wandb.project=a/b")
     assert "more than once" in refusal("tracking.also=[wandb, wandb]")
+
+
+@pytest.mark.parametrize("change", ["training.network=analysed", "training.residual=post"])
+def test_a_model_that_huggingface_lacks_generates_nothing_to_measure(change: str) -> None:
+    overrides = [change, "resources.measure=[train, decode]"]
+    with pytest.raises(SpecError, match=r"`resources\.measure` has decode,"):
+        load_spec(SMALL, overrides)
+    assert load_spec(SMALL, [change, "resources.measure=[train]"]).resources.measure == ("train",)
+    assert load_spec(SMALL).resources.measure == ()

@@ -77,6 +77,7 @@ ELSEWHERE = {
     "torchrun --nproc-per-node 2 -m trainables cell.json --tensor-parallel 2": "test_parallel.py, on another cell",
     "interplay run quickstart 'frontier.flops=[4e9, 1e10, 3e10]' training.batch=4 name=isoflop": "tests/study/run/"
     "test_study.py, a smaller study",
+    "interplay cost quickstart": "tests/interplay/verbs/test_cost.py, a smaller study",
     "interplay export text L4-d24-s0 --out model": "tests/interplay/verbs/test_export.py, another study",
     "interplay report quickstart": "tests/study/test_study_names.py, another study",
     **dict.fromkeys(

@@ -153,11 +153,14 @@ def _unmeasured(plan: Plan, planned: PlannedCell, processors: str) -> list[Shape
 def _measured(row: ShapeCosts, times: ShapeTimes, measures: Sequence[Measure], *, on_gpu: bool) -> ShapeCosts:
     """Return a row with the measures that were asked."""
     latency = next((latency for latency in times.latencies if latency.batch == row.batch), None)
-    busy = not on_gpu and times.computing is not None and times.computing < QUIET_SHARE
+    trained, generated = (
+        on_gpu or computing is None or computing >= QUIET_SHARE
+        for computing in (times.train_computing, times.generate_computing)
+    )
     is_steady: dict[Measure, bool] = {
-        "train": not busy,
-        "prefill": latency is None or latency.prefill_steady,
-        "decode": latency is None or latency.decode_steady,
+        "train": trained,
+        "prefill": generated and (latency is None or latency.prefill_steady),
+        "decode": generated and (latency is None or latency.decode_steady),
     }
     return replace(
         row,

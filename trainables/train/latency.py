@@ -26,8 +26,8 @@ BATCHES = (1, 8)
 NEW_TOKENS, NEW_SHARE = 64, 0.5
 #: The medians of the first and the second half of the repetitions must agree to this share.
 AGREEMENT = 0.1
-#: Repetitions and seconds that a measurement takes at least, and seconds after which it ends in any case.
-LEAST_REPETITIONS, LEAST_SECONDS, LIMIT = 6, 1.0, 20.0
+#: Rounds of all batches at least, seconds of a batch in a round at least, and seconds after which no round begins.
+LEAST_ROUNDS, ROUND_SECONDS, LIMIT = 4, 0.5, 30.0
 
 
 class Asked(NamedTuple):
@@ -61,9 +61,11 @@ class ShapeTimes(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     train_tokens_per_second: float | None = None
-    computing: float | None = None
+    train_computing: float | None = None
     """CPU time over wall time of the training, see `StepTimes.computing`."""
     latencies: list[Latency] = []
+    generate_computing: float | None = None
+    """The same of prefill and decode."""
 
 
 def plain_model(shape: Shape, recipe: Recipe, vocabulary: int) -> Any:
@@ -88,45 +90,84 @@ def plain_model(shape: Shape, recipe: Recipe, vocabulary: int) -> Any:
     return model.eval().to(device())
 
 
-def latency(model: Any, context: int, batch: int) -> Latency:
-    """Time prefill and decode of a plain model until the times are steady, or for `LIMIT` seconds.
+def latencies(model: Any, context: int) -> list[Latency]:
+    """Time prefill and decode of a plain model at each batch until the times are steady, or for `LIMIT` seconds.
 
-    The prompt is what a sequence of `context` tokens has before its new tokens.
+    The batches take turns, so that both halves of the repetitions of each are seconds apart. A prompt is what a
+    sequence of `context` tokens has before its new tokens.
     """
     import torch
-    from transformers import DynamicCache
 
-    new = min(NEW_TOKENS, int(NEW_SHARE * context))
-    prompt = torch.randint(model.config.vocab_size, (batch, context - new), device=model.device)
-
-    def generated() -> tuple[float, float, Any]:
-        cache = DynamicCache(config=model.config)
-        step = functools.partial(model, past_key_values=cache, use_cache=True)
-        output, prefill = _timed(functools.partial(step, input_ids=prompt, logits_to_keep=1), model.device)
-        each = []
-        for _ in range(new):
-            token = output.logits[:, -1:].argmax(-1)
-            output, seconds = _timed(functools.partial(step, input_ids=token), model.device)
-            each.append(seconds)
-        return prefill, median(each), cache
-
+    generations = [_Generation(model, context, batch) for batch in BATCHES]
     with torch.inference_mode():
-        # The first launches of all kernels are not counted.
-        cache = generated()[2]
-        began, prefills, decodes = time.perf_counter(), list[float](), list[float]()
-        while not _is_enough(time.perf_counter() - began, prefills, decodes):
-            prefill, decode, cache = generated()
-            prefills.append(prefill)
-            decodes.append(decode)
-    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    return Latency(
-        batch=batch,
-        prefill_ms=1000 * median(prefills),
-        decode_ms=1000 * median(decodes),
-        kv_bytes_per_token=held // (batch * context),
-        prefill_steady=is_steady(prefills),
-        decode_steady=is_steady(decodes),
-    )
+        for generation in generations:
+            # The first launches of all kernels are not counted.
+            generation.repeat()
+        began, rounds = time.perf_counter(), 0
+        while rounds < LEAST_ROUNDS or (
+            time.perf_counter() - began < LIMIT and not all(generation.agrees for generation in generations)
+        ):
+            for generation in generations:
+                end = time.perf_counter() + ROUND_SECONDS
+                generation.measure()
+                while time.perf_counter() < end:
+                    generation.measure()
+            rounds += 1
+    return [generation.latency() for generation in generations]
+
+
+class _Generation:
+    """Prompts of one batch, and the seconds of their prefill and of each new token in all repetitions."""
+
+    def __init__(self, model: Any, context: int, batch: int) -> None:
+        import torch
+
+        self.model, self.context = model, context
+        self.new = min(NEW_TOKENS, int(NEW_SHARE * context))
+        self.prompts = torch.randint(
+            model.config.vocab_size, (batch, context - self.new), device=model.device
+        )
+        self.prefills: list[float] = []
+        self.decodes: list[float] = []
+        self.cache_bytes = 0
+
+    def repeat(self) -> tuple[float, float]:
+        """Generate once; return the seconds of the prefill, and the median of a new token's."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.model.config)
+        step = functools.partial(self.model, past_key_values=cache, use_cache=True)
+        prompted = functools.partial(step, input_ids=self.prompts, logits_to_keep=1)
+        output, prefill = _timed(prompted, self.model.device)
+        each = []
+        for _ in range(self.new):
+            token = output.logits[:, -1:].argmax(-1)
+            output, seconds = _timed(functools.partial(step, input_ids=token), self.model.device)
+            each.append(seconds)
+        self.cache_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        return prefill, median(each)
+
+    def measure(self) -> None:
+        """Generate once more, and keep the times."""
+        for kept, seconds in zip((self.prefills, self.decodes), self.repeat(), strict=True):
+            kept.append(seconds)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether prefill and decode are steady."""
+        return is_steady(self.prefills) and is_steady(self.decodes)
+
+    def latency(self) -> Latency:
+        """Return the medians."""
+        batch = len(self.prompts)
+        return Latency(
+            batch=batch,
+            prefill_ms=1000 * median(self.prefills),
+            decode_ms=1000 * median(self.decodes),
+            kv_bytes_per_token=self.cache_bytes // (batch * self.context),
+            prefill_steady=is_steady(self.prefills),
+            decode_steady=is_steady(self.decodes),
+        )
 
 
 def _timed(call: Callable[[], Any], place: Any) -> tuple[Any, float]:
@@ -146,12 +187,6 @@ def _timed(call: Callable[[], Any], place: Any) -> tuple[Any, float]:
     return given, start.elapsed_time(end) / 1000
 
 
-def _is_enough(seconds: float, *measured: Sequence[float]) -> bool:
-    if len(measured[0]) < LEAST_REPETITIONS:
-        return False
-    return seconds >= LIMIT or (seconds >= LEAST_SECONDS and all(map(is_steady, measured)))
-
-
 def is_steady(seconds: Sequence[float]) -> bool:
     """Whether the medians of the first and the second half of measurements agree to `AGREEMENT`."""
     half = len(seconds) // 2
@@ -166,16 +201,18 @@ def shape_times(asked: Asked, data: str) -> ShapeTimes:
         DataError: the data cannot be used.
         InputError: the cell cannot be trained in this layout.
     """
-    cell, rate, computing = asked.cell, None, None
+    cell, times = asked.cell, ShapeTimes()
     if "train" in asked.measures:
         steps = step_times(cell, asked.layout, data)
         rate = cell.recipe.batch * cell.recipe.context / steps.step_seconds
-        computing = steps.computing
-    latencies = []
+        times = ShapeTimes(train_tokens_per_second=rate, train_computing=steps.computing)
     if {"prefill", "decode"} & set(asked.measures):
         model = plain_model(cell.shape, cell.recipe, asked.vocabulary)
-        latencies = [latency(model, cell.recipe.context, batch) for batch in BATCHES]
-    return ShapeTimes(train_tokens_per_second=rate, computing=computing, latencies=latencies)
+        began, used = time.perf_counter(), time.process_time()
+        generated = latencies(model, cell.recipe.context)
+        computing = (time.process_time() - used) / (time.perf_counter() - began)
+        times = times.model_copy(update={"latencies": generated, "generate_computing": computing})
+    return times
 
 
 def main() -> None:

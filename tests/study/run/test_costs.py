@@ -34,7 +34,7 @@ for cell, layout, vocabulary, measures in json.load(sys.stdin):
         print(depth, cell["shape"]["width"], vocabulary, *measures, file=file)
     print(json.dumps({
         "train_tokens_per_second": 100.0 / depth if trains else None,
-        "computing": 0.99 if trains else None,
+        "train_computing": 0.99 if trains else None, "generate_computing": 0.98 if generates else None,
         "latencies": [{"batch": b, **latency, **steady} for b in (1, 8)] if generates else [],
     }), flush=True)
 """
@@ -120,9 +120,11 @@ def test_only_what_was_asked_is_filled_and_more_can_be_added(measure):
     assert measure.asked == []
 
 
-def test_a_training_beside_other_work_is_marked(measure):
-    measure(("train",), PROGRAM.replace("0.99", "0.5"))
-    assert {row.unsteady for row in measure.rows} == {("train",)}
+def test_what_was_measured_beside_other_work_is_marked(measure):
+    measure(ALL, PROGRAM.replace("0.99", "0.5"))
+    assert {row.unsteady for row in measure.rows} == {("train",), ("train", "decode")}
+    measure(ALL, PROGRAM.replace("0.98", "0.5"), again=True)
+    assert {row.unsteady for row in measure.rows} == {("prefill", "decode")}
 
 
 def test_a_shape_that_cannot_be_measured_loses_none_before_it(measure):

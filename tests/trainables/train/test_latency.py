@@ -9,7 +9,7 @@ from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.family import family
 from trainables.train import latency as module
-from trainables.train.latency import BATCHES, Asked, is_steady, latency, plain_model, shape_times
+from trainables.train.latency import BATCHES, Asked, is_steady, latencies, plain_model, shape_times
 
 CONTEXT, VOCABULARY = 12, 40
 
@@ -23,7 +23,7 @@ def model_of(network, depth, width, heads, precision="fp32", **options):
 @pytest.fixture
 def quick(monkeypatch):
     """Few repetitions: what is tested here is counted and not timed."""
-    monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "ROUND_SECONDS", 0.0)
     monkeypatch.setattr(module, "LIMIT", 0.0)
 
 
@@ -43,8 +43,7 @@ def test_the_bytes_of_the_cache_are_those_of_keys_and_values(quick, network, opt
     assert model.num_parameters() == family(network).parameters(shape, recipe, VOCABULARY).total
     size = {"fp32": 4, "bf16": 2}[precision]
     kv_heads, head = options.get("kv_heads", 4), options.get("head_dim", 8)
-    for batch in BATCHES:
-        measured = latency(model, CONTEXT, batch)
+    for batch, measured in zip(BATCHES, latencies(model, CONTEXT), strict=True):
         assert measured.kv_bytes_per_token == 2 * 3 * kv_heads * head * size
         assert measured.batch == batch
         assert measured.prefill_ms > 0
@@ -70,16 +69,16 @@ def test_prompt_and_new_tokens_fill_the_context(quick):
             self.inner, self.config, self.device, self.lengths = inner, inner.config, inner.device, []
 
         def forward(self, input_ids, **options):
-            self.lengths.append(input_ids.shape[1])
+            self.lengths.append(tuple(input_ids.shape))
             return self.inner(input_ids=input_ids, **options)
 
     for context, new in ((2, 1), (7, 3), (12, 6), (200, 64)):
         recipe = Recipe(steps=1, batch=1, context=context)
         recorder = Recorder(plain_model(Shape(depth=1, width=8, heads=2), recipe, VOCABULARY))
-        latency(recorder, context, 1)
-        assert recorder.lengths[: new + 1] == [context - new, *[1] * new]
-        # One to warm up, then the repetitions.
-        assert len(recorder.lengths) == (new + 1) * (1 + module.LEAST_REPETITIONS)
+        latencies(recorder, context)
+        # One round to warm up, then the rounds, in which the batches take turns.
+        turn = [(batch, length) for batch in BATCHES for length in (context - new, *[1] * new)]
+        assert recorder.lengths == turn * (1 + module.LEAST_ROUNDS)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +100,9 @@ def test_unsteady_times_end_at_the_limit_and_are_marked(monkeypatch):
     model, _, _ = model_of("gpt2", 1, 8, 2)
     model.register_forward_hook(lambda *_: now.__setitem__(0, 1.05 * now[0] + 0.001))
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
-    measured = latency(model, CONTEXT, 1)
-    assert not measured.prefill_steady
-    assert not measured.decode_steady
+    for measured in latencies(model, CONTEXT):
+        assert not measured.prefill_steady
+        assert not measured.decode_steady
     assert now[0] > module.LIMIT
 
 
@@ -121,7 +120,7 @@ def test_training_is_timed_in_tokens_per_second(tmp_path, monkeypatch):
     times = shape_times(Asked(golden.cell(), Layout(), VOCABULARY, ("train",)), str(tmp_path))
     assert times.latencies == []
     assert times.train_tokens_per_second > 0
-    assert times.computing > 0
+    assert times.train_computing > 0
 
 
 @pytest.mark.slow
@@ -131,9 +130,10 @@ def test_deeper_shapes_of_one_size_are_slower():
     for depth, width in ((2, 32), (8, 16), (32, 8)):
         model, shape, _ = model_of("gpt2", depth, width, 2)
         assert shape.budget_params == 24_576
-        times.append(latency(model, CONTEXT, 1))
-    assert times[0].decode_ms < times[1].decode_ms < times[2].decode_ms
-    assert times[0].prefill_ms < times[1].prefill_ms < times[2].prefill_ms
+        times.append(latencies(model, CONTEXT))
+    for shallow, deep, deepest in zip(*times, strict=True):
+        assert shallow.decode_ms < deep.decode_ms < deepest.decode_ms
+        assert shallow.prefill_ms < deep.prefill_ms < deepest.prefill_ms
 
 
 @pytest.mark.extended
@@ -142,8 +142,7 @@ def test_two_measurements_of_a_shape_agree(depth, width, heads, context):
     """On a machine that does nothing else: a shape of the quickstart, and one of 6.3M parameters."""
     recipe = Recipe(steps=1, batch=1, context=context)
     model = plain_model(Shape(depth=depth, width=width, heads=heads), recipe, 257)
-    for batch in BATCHES:
-        first, second = latency(model, context, batch), latency(model, context, batch)
+    for first, second in zip(latencies(model, context), latencies(model, context), strict=True):
         assert first.prefill_steady
         assert first.decode_steady
         assert first.decode_ms == pytest.approx(second.decode_ms, rel=0.1)

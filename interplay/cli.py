@@ -251,7 +251,7 @@ def cost(
     results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure speed of training and latency of each shape, alone on this machine. The rows go to its costs.csv."""
+    """Measure training speed and latency of each shape, alone. The rows go to the costs.csv of the study."""
     _note_other_values("cost", spec, changes or (), results)
     progress = Console(stderr=True, quiet=as_json)
     show(

@@ -79,7 +79,9 @@ class StudyCosts(VerbResult):
             shapes = list(group)
             _, shallowest = min(shapes, key=lambda item: item[0])
             for index, ((depth, width), batches) in enumerate(shapes):
-                cells = [_with_ratio(batches, shallowest, field, batch) for _, field, batch in MEASURES]
+                # At equal FLOPs a depth has several sizes.
+                base = batches if self.by_flops else shallowest
+                cells = [_with_ratio(batches, base, field, batch) for _, field, batch in MEASURES]
                 lines.append(["" if index else size_text(size), f"L{depth} d{width}", *cells])
         names = ("FLOPs" if self.by_flops else "N", "shape", *(name for name, _, _ in MEASURES))
         return Group(
@@ -88,9 +90,9 @@ class StudyCosts(VerbResult):
         )  # fmt: skip
 
     def _notes(self) -> list[str]:
+        ratio = "" if self.by_flops else ", in parentheses its ratio to the shallowest shape of the size"
         notes = [
-            f"{counted(self.new, 'shape')} measured now, in {relative(self.file)}. Each alone, in parentheses its "
-            "ratio to the shallowest shape of the size. Prefill is that of one prompt, decode that of a new token, by "
+            f"{counted(self.new, 'shape')} measured now, in {relative(self.file)}. Each alone{ratio}. Prefill is that of one prompt, decode that of a new token, by "
             "the plain HuggingFace model."
         ]
         if any(row.unsteady for row in self.rows):

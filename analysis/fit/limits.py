@@ -11,6 +11,9 @@ from core.command_line import call, option
 from core.errors import InputError
 from core.numbers import listed
 
+#: Kind of a limit -> the measure of `resources.measure` that has its cost.
+MEASURES = {CostKind.LATENCY: "decode", CostKind.TRAIN_TIME: "train", CostKind.CACHE: "decode"}
+
 
 def recommend_at_limit(
     study: Study, costs: Sequence[ShapeCosts], limit: Limit, device: str | None = None
@@ -37,7 +40,10 @@ def recommend_at_limit(
     if not priced:
         raise InputError(_nothing_measured(chosen, limit))
     answer = at_limit(study.curves, study.crossings.quantile, priced, limit)
-    return replace(answer, width_step=study.reading.width_step)
+    # The bytes of the cache are counted, not timed.
+    is_timed = limit.kind is not CostKind.CACHE
+    unsteady = {row.depth for row in chosen if is_timed and MEASURES[limit.kind] in row.unsteady}
+    return replace(answer, width_step=study.reading.width_step, unsteady=tuple(sorted(unsteady)))
 
 
 def _of_one_device(costs: Sequence[ShapeCosts], device: str | None) -> list[ShapeCosts]:
@@ -105,5 +111,4 @@ def _nothing_measured(costs: Sequence[ShapeCosts], limit: Limit) -> str:
             f"No latency was measured for {option('batch', limit.batch)}; measured are batches of "
             f"{listed([str(batch) for batch in batches])}."
         )
-    what = {CostKind.LATENCY: "decode", CostKind.TRAIN_TIME: "train", CostKind.CACHE: "decode"}[limit.kind]
-    return f"The costs have no measure `{what}`; measure it with `{call('cost', 'SPEC')}`."
+    return f"The costs have no measure `{MEASURES[limit.kind]}`; measure it with `{call('cost', 'SPEC')}`."

@@ -220,7 +220,10 @@ def limit_sentence(answer: "AtLimit") -> str:
     if answer.excluded:
         verb = f"cost{_s(answer.excluded)} more, and lose{_s(answer.excluded)}"
         text += f"; {listed_layers(answer.excluded)} {verb} even at the smallest size measured"
-    return f"{text}; {without}." if without else f"{text}."
+    text = f"{text}; {without}." if without else f"{text}."
+    if answer.unsteady:
+        text += f" The costs of {listed_layers(answer.unsteady)} were unsteady when they were measured."
+    return text
 
 
 def _have(depths: Sequence[int]) -> str:

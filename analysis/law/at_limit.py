@@ -68,6 +68,7 @@ class AtLimit:
         too_large: the same with a size above those measured.
         excluded: depths without a size at the limit that are significantly worse even at their smallest size.
         width_step: what all widths of the study are multiples of.
+        unsteady: depths with costs whose repetitions did not agree, so that the error of these costs is larger.
     """
 
     JSON_PROPERTIES: ClassVar = ("depth", "width", "params", "depth_interval")
@@ -79,6 +80,7 @@ class AtLimit:
     too_large: tuple[int, ...] = ()
     excluded: tuple[int, ...] = ()
     width_step: int | None = None
+    unsteady: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         shape = "no depth" if self.depth is None else f"{layers(self.depth)} × {self.width} wide"

@@ -94,6 +94,12 @@ def test_costs_that_give_no_answer_are_named(study, rows, limit, device, words):
         recommend_at_limit(study, rows, limit, device)
 
 
+def test_unsteady_costs_of_the_measure_are_named(study):
+    limit = Limit(CostKind.LATENCY, 5e-3)
+    assert recommend_at_limit(study, costs(unsteady=("train",)), limit).unsteady == ()
+    assert recommend_at_limit(study, costs(unsteady=("decode",)), limit).unsteady == DEPTHS
+
+
 def test_the_device_chooses_the_costs(study):
     both = [*costs(), *costs("gpu", slower=0.1)]
     limit = Limit(CostKind.LATENCY, 5e-3)

@@ -92,8 +92,8 @@ class StudyCosts(VerbResult):
     def _notes(self) -> list[str]:
         ratio = "" if self.by_flops else ", in parentheses its ratio to the shallowest shape of the size"
         notes = [
-            f"{counted(self.new, 'shape')} measured now, in {relative(self.file)}. Each alone{ratio}. Prefill is that of "
-            "one prompt, decode that of a new token, by the plain HuggingFace model."
+            f"{counted(self.new, 'shape')} measured now, in {relative(self.file)}. Each alone{ratio}. Prefill is that "
+            "of one prompt, decode that of a new token, by the plain HuggingFace model."
         ]
         if any(row.unsteady for row in self.rows):
             notes.append(

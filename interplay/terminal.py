@@ -355,6 +355,8 @@ def limit_table(source: str, answer: AtLimit) -> RenderableType:
             None if answer.near is None else "yes" if shape.depth in answer.near else "no"
         ),
     }
+    if not answer.shapes:
+        return Sentence(limit_sentence(answer))
     return Group(
         Sentence(limit_sentence(answer)),
         rich_table(table_of(source, answer.shapes, columns)),

@@ -207,6 +207,12 @@ def limit_sentence(answer: "AtLimit") -> str:
         )
         if depths
     )
+    if not answer.shapes and not answer.too_small:
+        return f"{at} no depth is stated: every measured shape costs less, and larger ones were not measured."
+    if not answer.shapes and not answer.too_large:
+        return (
+            f"{at} no depth is stated: every measured shape costs more, and smaller ones were not measured."
+        )
     if best is None:
         return f"{at} no depth is stated, because fewer than two depths have a size of this cost: {without}."
     text = f"{at}: {layers(best.depth)} × {answer.width} wide ({human(best.params)} parameters)"

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from analysis.fit.study import estimates_of
+from analysis.law.answer_words import limit_sentence
 from analysis.law.at_limit import COST_ERROR, CostKind, Limit
 from analysis.law.cost_limit import ShapeCost, at_limit
+from analysis.law.shape import buildable_width
+from core.numbers import layers
 from tests.simulated_study import Truth, shapes_of, simulate
 
 DEPTHS = (1, 2, 4, 8)
@@ -134,3 +137,16 @@ def test_the_depths_that_are_not_excluded_hold_the_best_one(noise):
             count += 1
     assert held / count >= 0.95
     assert narrow / count > 0.33
+
+
+def test_the_sentence_has_the_shapes_and_costs_of_the_answer(study):
+    curves, quantile = study.curves, study.crossings.quantile
+    answer = at_limit(curves, quantile, costs_of(), cost(2.0))
+    sentence = limit_sentence(answer)
+    assert sentence.startswith(f"At 2000 ms per token: {layers(answer.depth)} × {answer.width} wide")
+    for shape in answer.shapes:
+        if shape.depth != answer.depth:
+            assert f"{shape.depth} × {buildable_width(shape.width)}" in sentence
+    for limit, word in ((50.0, "less"), (1e-3, "more")):
+        nothing = limit_sentence(at_limit(curves, quantile, costs_of(), cost(limit)))
+        assert f"every measured shape costs {word}" in nothing

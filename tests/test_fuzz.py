@@ -99,7 +99,7 @@ NUMBERS = (
 )
 WORDS = (
     *str.split("auto cpu h100-80gb grid tpe crossing width table fixed mup completep bytes bpe bf16 hierarchy files"),
-    *str.split("hub mixture python-source hops repeats connectivity expressions / .. ~ ~nobody *.txt [a folder"),
+    *str.split("hub mixture python-source hops repeats connectivity expressions stairs / .. ~ ~nobody *.txt [a folder"),
     *("corpus.txt", "nowhere/x.txt", "a/../b", "x" * 300, "http://[::1"),
 )
 # fmt: on

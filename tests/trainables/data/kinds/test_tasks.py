@@ -13,6 +13,7 @@ from trainables.data.kinds.connectivity import ConnectivityData
 from trainables.data.kinds.expressions import ExpressionsData
 from trainables.data.kinds.hops import HopsData
 from trainables.data.kinds.repeats import RepeatsData
+from trainables.data.kinds.stairs import StairsData
 from trainables.data.sources.random_rows import Draws
 from trainables.data.task import UNSCORED
 
@@ -29,10 +30,11 @@ TASKS = [
     (ConnectivityData(diameter=7, vertices=45, names=60, questions=20, **SIZES), 120),
     (ConnectivityData(diameter=(6, 1, 3), questions=24, **SIZES), 73),
     *((ExpressionsData(levels=n, arguments=m, **SIZES), t) for n, m, t in ((1, 2, 12), (3, 4, 40), (6, 5, 64))),
+    *((StairsData(height=k, **SIZES), t) for k, t in ((1, 12), (2, 30), (5, 13), ((1, 2, 3, 4, 5), 31))),
 ]  # fmt: skip
 IDS = [f"{spec.kind}-{context}" for spec, context in TASKS]
 #: Each kind once, small.
-EACH = [TASKS[1], TASKS[5], TASKS[12], TASKS[16]]
+EACH = [TASKS[1], TASKS[5], TASKS[12], TASKS[16], TASKS[-1]]
 
 
 def sides(spec, context):
@@ -127,8 +129,15 @@ def evaluated(spec, context, inputs):
     return [*[None] * (context - 1), found]
 
 
+def climbed(spec, context, inputs):
+    """Stairs: whether the word so far, without its letters c, contains k letters a in a row."""
+    height = start_of(spec, inputs)
+    word = "".join("abc"[letter] for letter in inputs[1:])
+    return [3 + ("a" * height in word[:i].replace("c", "")) for i in range(context)]
+
+
 REFERENCES = {
-    "repeats": next_of_block, "hops": hopped, "connectivity": connected, "expressions": evaluated,
+    "repeats": next_of_block, "hops": hopped, "connectivity": connected, "expressions": evaluated, "stairs": climbed,
 }  # fmt: skip
 
 
@@ -141,6 +150,7 @@ PLACES = {
         + list(range(context - spec.questions, context))
     ),
     "expressions": lambda _, context: [context - 1],
+    "stairs": lambda _, context: list(range(context // 2, context)),
 }
 
 
@@ -189,6 +199,7 @@ SMALLEST = [
     (HopsData(hops=(1, 2)), 8),
     (ConnectivityData(diameter=1, vertices=6, names=6, questions=1), 15),
     (ExpressionsData(levels=2, arguments=3), 10),
+    (StairsData(height=(1, 2)), 9),
 ]
 FIRST_ROWS = [
     [4, 3, 0, 1, 0, 1, 0, 1, 5, 5, 5, 5, 1, 0, 1, 0],
@@ -196,6 +207,7 @@ FIRST_ROWS = [
     [6, 1, 0, 3, 2, 1, 0, 2, 7, 7, 7, 7, 4, 4, 4, 0],
     [6, 6, 0, 5, 4, 5, 0, 4, 2, 3, 1, 3, 1, 2, 0, 7, 7, 7, 0, 7, 0, 7, 0, 7, 2, 7, 1, 7, 1, 0],
     [15, 15, 13, 8, 12, 4, 7, 6, 14, 14, 16, 16, 16, 16, 16, 16, 16, 16, 16, 4],
+    [5, 1, 2, 2, 1, 2, 1, 2, 1, 7, 7, 7, 7, 3, 3, 3, 3, 3],
 ]
 
 
@@ -254,7 +266,11 @@ def test_answers_are_balanced():
 
 
 def test_the_parts_of_a_task_are_equally_frequent_in_both_splits():
-    for spec, context in ((HopsData(hops=(1, 2, 4)), 64), (ConnectivityData(diameter=(1, 2, 3)), 57)):
+    for spec, context in (
+        (HopsData(hops=(1, 2, 4)), 64),
+        (ConnectivityData(diameter=(1, 2, 3)), 57),
+        (StairsData(height=(1, 2, 5)), 64),
+    ):
         for side in sides(spec.model_copy(update={"sequences": 3000, "validation_sequences": 1500}), context):
             counts = np.bincount(side[:, 0] - spec.first_start, minlength=3)
             assert counts / len(side) == pytest.approx(1 / 3, abs=5 * np.sqrt(2 / 9 / len(side)))
@@ -307,6 +323,7 @@ def test_sequences_are_drawn_thousands_at_a_time(monkeypatch, spec, context):
         (HopsData(hops=(1, 16)), 71, ["48 tokens on average", "context of 72 or more"]),
         (ConnectivityData(), 56, ["24 `vertices` and 8 `questions` fills 57 tokens", "context of 57 or more"]),
         (ExpressionsData(arguments=5), 7, ["needs a context of 8 tokens"]),
+        (StairsData(height=(1, 5)), 12, ["`height` 5", "context of 12", "context of 13 or more"]),
     ],
 )  # fmt: skip
 def test_a_context_that_does_not_fit_is_refused_with_the_way_out(spec, context, words):
@@ -326,6 +343,7 @@ def test_a_context_that_does_not_fit_is_refused_with_the_way_out(spec, context, 
         (HopsData(hops=(16, 8)), 72),
         (ConnectivityData(), 57),
         (ExpressionsData(arguments=5), 8),
+        (StairsData(height=(1, 5)), 13),
     ],
 )
 def test_the_least_context_that_is_allowed_works(spec, context):

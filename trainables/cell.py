@@ -52,8 +52,8 @@ class Shape(Frozen):
     )
     d_ff: int | None = Field(
         default=None,
-        ge=1,
-        description="inner width of the feed-forward network, if not that which the family derives",
+        ge=0,
+        description="inner width of the feed-forward network, if not that which the family derives; 0 for none",
     )
 
     @model_validator(mode="before")
@@ -90,6 +90,11 @@ class Shape(Frozen):
     def key_value_heads(self) -> int:
         """Heads of keys and values; tensor-parallel ranks divide these."""
         return self.kv_heads or self.heads
+
+    @property
+    def has_feed_forward(self) -> bool:
+        """Whether a layer has a feed-forward network behind its attention."""
+        return self.d_ff != 0
 
     @property
     def budget_params(self) -> int:

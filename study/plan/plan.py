@@ -322,7 +322,7 @@ def by_hand(layout: Layout) -> str:
 def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
     spec, recipe, device, speed = planner.spec, planner.recipe, planner.layouts.device, planner.speed
     notes = []
-    if recipe.network != "gpt2":
+    if recipe.network != "gpt2" or not cells[0].cell.shape.has_feed_forward:
         notes.append(f"network: {describe_network(cells)}")
     if family(recipe.network).is_rotary and spec.data.has_fixed_places:
         notes.append(

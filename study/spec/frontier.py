@@ -131,9 +131,10 @@ class FrontierSection(Section):
     shape"""
     kv_heads: int | None = Field(default=None, ge=1, le=10_000)
     """heads of keys and values of every layer (llama, qwen3); by default as many as heads"""
-    d_ff: float | None = Field(default=None, gt=0, le=100)
+    d_ff: float | None = Field(default=None, ge=0, le=100)
     """inner width of the feed-forward network over the width, rounded to whole values (llama, qwen3); by default that
-    with which a layer has 12·d² weights"""
+    with which a layer has 12·d² weights. 0 (also gpt2) leaves the network and its norm out: N = 12·L·d² then counts
+    three times the 4·d² weights of a layer"""
     tolerance: float = Field(default=0.1, gt=0, lt=1)
     """largest relative difference between N of a shape and its budget; by default 0.1, and 0.25 with flops, where the
     best size of each depth is found from its own sizes, which other depths need not have"""
@@ -210,7 +211,7 @@ class FrontierSection(Section):
             heads=self.heads if self.heads is not None else width // (self.head_dim or 1),
             kv_heads=self.kv_heads,
             head_dim=None if self.heads is None else self.head_dim,
-            d_ff=None if self.d_ff is None else max(1, round(self.d_ff * width)),
+            d_ff=max(1, round(self.d_ff * width)) if self.d_ff else None if self.d_ff is None else 0,
         )
 
     @model_validator(mode="after")

@@ -50,5 +50,6 @@ def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> 
         std = GPT2_STD if recipe.init == "gpt2" else 1 / math.sqrt(fan_in / width_ratio(shape, recipe))
     if role.kind == "branch_output":
         # `scale` contains the rest.
-        std /= math.sqrt(model_family.summed_branches(recipe, shape.depth / depth_ratio(shape, recipe)))
+        depth = shape.depth / depth_ratio(shape, recipe)
+        std /= math.sqrt(model_family.summed_branches(shape, recipe, depth))
     return std * scale(name, shape, recipe).start

@@ -158,13 +158,14 @@ class ModelFamily(ABC):
         """Return how branches join the residual stream."""
         return recipe.residual
 
-    def summed_branches(self, recipe: Recipe, depth: float) -> float:
+    def summed_branches(self, shape: Shape, recipe: Recipe, depth: float) -> float:
         """Return how many initial branch outputs add up in the stream; each is divided by the root of their number.
 
-        2·L, where L is the depth at which the parametrisation changes nothing. `sqrt` and `linear` divide by L
-        themselves (`trainables.model.parametrisation.residual_scale`).
+        2·L, or L without feed-forward networks, where L is the depth at which the parametrisation changes nothing.
+        `sqrt` and `linear` divide by L themselves (`trainables.model.parametrisation.residual_scale`).
         """
-        return 2 if self.residual(recipe) in ("sqrt", "linear") else 2 * depth
+        branches = 2 if shape.has_feed_forward else 1
+        return branches if self.residual(recipe) in ("sqrt", "linear") else branches * depth
 
     @abstractmethod
     def parameters(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Parameters:

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel
 from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.pytorch_utils import Conv1D
 
 from trainables.cell import Recipe, Shape
@@ -25,13 +26,15 @@ class GPT2(OnePassLoss, GPT2LMHeadModel):
 
 
 def model_config(shape: Shape, recipe: Recipe, vocabulary: int) -> GPT2Config:
-    """Return the GPT-2 configuration of a shape: tied embeddings, four-fold MLP, `context` learned positions."""
+    """Return the configuration of a shape: tied embeddings, fourfold MLP or none, `context` learned positions."""
     return GPT2Config(
         vocab_size=vocabulary,
         n_positions=recipe.context,
         n_embd=shape.width,
         n_layer=shape.depth,
         n_head=shape.heads,
+        # HuggingFace's class does not run an inner width of 0; weights of 0 add nothing.
+        n_inner=None if shape.has_feed_forward else 1,
         # GPT-2's gelu_new as one fused kernel, which saves 6-17 % of a step on CPU.
         activation_function="gelu_pytorch_tanh",
         resid_pdrop=recipe.dropout,
@@ -51,6 +54,8 @@ def build_gpt2(shape: Shape, recipe: Recipe, vocabulary: int, change: Callable[[
     with no_init_weights(), torch.device("meta"):
         model = GPT2(model_config(shape, recipe, vocabulary))
         conv1d_to_linear(model)
+        if not shape.has_feed_forward:
+            to_attention_alone(model)
     model.to_empty(device="cpu")
     # Transformers looks up the loss by class name and warns, because it has none of this name.
     model.loss_type = "ForCausalLM"
@@ -59,6 +64,25 @@ def build_gpt2(shape: Shape, recipe: Recipe, vocabulary: int, change: Callable[[
     for block in model.transformer.h:
         block.attn.scaling *= attention_ratio(shape, recipe)
     return model
+
+
+class AttentionBlock(GPT2Block):
+    """A GPT-2 block without feed-forward network."""
+
+    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        """Return the stream [B, T, d] after the block; the other arguments are those of `GPT2Attention`."""
+        added: torch.Tensor = self.attn(self.ln_1(hidden_states), *arguments, **options)[0]
+        return hidden_states + added
+
+
+def to_attention_alone(model: Any) -> None:
+    """Remove the feed-forward networks of a GPT-2 and the norms before them, in place.
+
+    The export fills HuggingFace's network of inner width 1 with zeros, so that it adds nothing.
+    """
+    for block in model.transformer.h:
+        block.__class__ = AttentionBlock
+        del block.mlp, block.ln_2
 
 
 def conv1d_to_linear(model: nn.Module) -> None:
@@ -115,7 +139,9 @@ class GPT2Parts:
         return stream + added if skip else added
 
     def feed(self, layer: Any, stream: torch.Tensor, *, skip: bool = True) -> Any:
-        """Return the stream after the feed-forward network."""
+        """Return the stream after the feed-forward network, or the stream itself without one."""
+        if not hasattr(layer, "mlp"):
+            return stream
         added = layer.mlp(layer.ln_2(stream))
         return stream + added if skip else added
 

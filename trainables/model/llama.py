@@ -55,6 +55,8 @@ def build_llama(huggingface: type, config: Any, attention_ratio: float) -> Any:
     """
     with no_init_weights():
         model = with_our_loss(huggingface)(config)
+    if not config.intermediate_size:
+        to_attention_alone(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__.endswith("RMSNorm"):
@@ -64,6 +66,30 @@ def build_llama(huggingface: type, config: Any, attention_ratio: float) -> Any:
     for layer in model.model.layers:
         layer.self_attn.scaling *= attention_ratio
     return model
+
+
+class AttentionLayer:
+    """What a layer without feed-forward network has in place of HuggingFace's."""
+
+    self_attn: Any
+    input_layernorm: Any
+
+    def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
+        """Return the stream [B, T, d] after the layer; the other arguments are those of the attention."""
+        added: Tensor = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)[0]
+        return hidden_states + added
+
+
+@functools.cache
+def _without_feed_forward(layer_class: Any) -> Any:
+    return type(f"{layer_class.__name__}WithoutFeedForward", (AttentionLayer, layer_class), {})
+
+
+def to_attention_alone(model: Any) -> None:
+    """Remove the gated networks and the norms before them, in place; those of inner width 0 add 0."""
+    for layer in model.model.layers:
+        layer.__class__ = _without_feed_forward(type(layer))
+        del layer.mlp, layer.post_attention_layernorm
 
 
 class LlamaParts:
@@ -91,7 +117,9 @@ class LlamaParts:
         return stream + added if skip else added
 
     def feed(self, layer: Any, stream: Tensor, *, skip: bool = True) -> Any:
-        """Return the stream after the gated network."""
+        """Return the stream after the gated network, or the stream itself without one."""
+        if not hasattr(layer, "mlp"):
+            return stream
         added = layer.mlp(layer.post_attention_layernorm(stream))
         return stream + added if skip else added
 

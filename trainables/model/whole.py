@@ -1,6 +1,6 @@
 """The weights of a whole model, as HuggingFace's class reads them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ HEAD = "lm_head.weight"
 
 
 def whole_weights(
-    state: Mapping[str, torch.Tensor], huggingface: Any, config: Any
+    state: Mapping[str, torch.Tensor], huggingface: Any, config: Any, absent: Sequence[str] = ()
 ) -> dict[str, torch.Tensor]:
     """Return the weights of HuggingFace's class on the CPU; a RuntimeError if they are not all of it.
 
-    Weights [out, in] become [in, out] where the class has `Conv1D`; a tied head is omitted.
+    Weights [out, in] become [in, out] where the class has `Conv1D`; a tied head is omitted. Weights whose names contain
+    one of `absent` are not in the state: gains of norms are 1 and all others 0, so that such a network adds 0.
     """
     with torch.device("meta"), no_init_weights():
         model = huggingface(config)
@@ -28,6 +29,10 @@ def whole_weights(
         for name, value in state.items()
         if name not in omitted
     }
+    for name, shape in wanted.items():
+        if any(part in name for part in absent):
+            is_gain = len(shape) == 1 and name.endswith(".weight")
+            tensors[name] = torch.ones(shape) if is_gain else torch.zeros(shape)
     given = {name: value.shape for name, value in tensors.items()}
     if given != wanted:
         wrong = sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name))

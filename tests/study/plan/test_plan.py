@@ -726,6 +726,9 @@ def test_a_plan_names_the_network_and_weights_that_n_does_not_count() -> None:
     assert "network: Llama, tied embeddings" in notes()
     assert "d²" not in notes()
     assert "a layer has 14.5·d² weights" in notes("frontier.d_ff=3.5")
+    without = "\n".join(plan_of(SMALL, "frontier.d_ff=0").notes)
+    assert "network: GPT-2, tied embeddings; a layer has 4.0·d² weights, N = 12·L·d² counts 12·d²" in without
+    assert "d²" not in "\n".join(plan_of(SMALL).notes)
     assert "network: Qwen3, untied embeddings, rotary base 500000" in notes(
         "training.network=qwen3", "training.embeddings=untied", "training.rope_theta=500_000"
     )
@@ -747,6 +750,7 @@ def test_options_of_a_network_are_columns_of_its_cells_and_of_no_others() -> Non
     assert not {"network", "kv_heads", "head_dim", "d_ff", "embeddings", "rope_theta"} & set(
         plan_of("quickstart").cells[0].row()
     )
+    assert plan_of("quickstart", "frontier.d_ff=0").cells[0].row()["d_ff"] == 0
     exact = family("llama").parameters(
         Shape(depth=1, width=32, heads=2, kv_heads=1), plan_of("llama-text").planner.recipe, 257
     )

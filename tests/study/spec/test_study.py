@@ -818,6 +818,17 @@ def test_the_heads_of_a_rotary_family_have_an_even_width_unless_a_step_is_given(
         rotary({"width_multiple": 1, "budgets": None, "depths": None, "widths": {1: [22]}})
 
 
+def test_no_feed_forward_network_is_an_inner_width_of_zero():
+    none = load_spec(SMALL, ["frontier.d_ff=0"])
+    assert {item.shape.d_ff for item in shapes(none.frontier)} == {0}
+    # Another ratio is at least one value wide.
+    narrow = rotary({"d_ff": 0.001})
+    assert {item.shape.d_ff for item in shapes(narrow.frontier)} == {1}
+    for residual in ("post", "admin"):
+        named = ["`frontier.d_ff: 0`", residual]
+        assert_named(refusal(f"training.residual={residual}", "frontier.d_ff=0"), *named)
+
+
 def test_options_of_the_shapes_are_those_of_each_shape():
     spec = rotary({"kv_heads": 1, "d_ff": 3.5}, embeddings="untied", rope_theta=1e6)
     assert {(one.shape.kv_heads, one.shape.d_ff / one.shape.width) for one in shapes(spec.frontier)} == {

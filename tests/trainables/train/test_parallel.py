@@ -246,15 +246,18 @@ def test_other_networks_than_gpt2_are_those_of_one_rank(ranks, root, change, cas
     assert_same(gang(ranks, root, one, layout(*case))[0], one_rank(ranks, root, one), loss=2e-6, norm=1e-5)
 
 
-#: Shapes and recipes of the families that DeepSpeed shards by HuggingFace's plan; no degree divides the d_ff of 53.
+#: Shapes and recipes of the families that DeepSpeed shards by HuggingFace's plan, and of models without feed-forward
+#: networks; no degree divides the d_ff of 53.
 SHARED = Shape(depth=2, width=32, heads=4, kv_heads=2)
-ROTARY = {
+SHAPES = {
     "qwen3 untied": (SHARED, {"network": "qwen3", "embeddings": "untied"}),
     "llama": (Shape(depth=2, width=32, heads=4), {"network": "llama"}),
     "llama kv_heads": (SHARED, {"network": "llama"}),
     "llama head_dim": (Shape(depth=2, width=32, heads=4, head_dim=16), {"network": "llama"}),
     "llama d_ff": (SHARED.model_copy(update={"d_ff": 53}), {"network": "llama", "embeddings": "untied"}),
     "qwen3": (SHARED, {"network": "qwen3"}),
+    "gpt2 without feed-forward": (Shape(depth=2, width=32, heads=4, d_ff=0), {"network": "gpt2"}),
+    "llama without feed-forward": (SHARED.model_copy(update={"d_ff": 0}), {"network": "llama"}),
     "llama completep": (
         SHARED,
         {"network": "llama", "parametrisation": "completep", "base": Base(depth=1, width=16, head_width=4)},
@@ -273,12 +276,12 @@ IN_THE_GATE = [("qwen3 untied", GATE[0]), ("qwen3 untied", GATE[1])]
             id=f"{kind}-{name(case)}",
             marks=() if (kind, case) in IN_THE_GATE else pytest.mark.extended,
         )
-        for kind in ROTARY
+        for kind in SHAPES
         for case in (*GATE[:2], ("tp2xdp2", 3, True, True, False))
     ],
 )
-def test_every_layout_of_a_rotary_family_gives_the_losses_of_one_rank(ranks, root, kind, case):
-    shape, recipe = ROTARY[kind]
+def test_every_layout_of_other_families_and_shapes_gives_the_losses_of_one_rank(ranks, root, kind, case):
+    shape, recipe = SHAPES[kind]
     one = cell(shape=shape, steps=30, **recipe)
     alone = one_rank(ranks, root, one)
     # The norm of an untied embedding's gradient is that of few rows; it is 2e-6 off.

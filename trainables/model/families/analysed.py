@@ -20,6 +20,7 @@ class Analysed(GPT2Family):
     #: Token and position vectors sum to a variance of 1.
     embedding_std = math.sqrt(0.5)
     keeps_scores = True
+    options: ClassVar[frozenset[str]] = frozenset()
     residuals: ClassVar[frozenset[Residual]] = frozenset({"pre"})
 
     def check(self, recipe: Recipe) -> None:

@@ -1,7 +1,8 @@
 """Llama (Touvron et al. 2023, arXiv 2302.13971): rotary positions, RMSNorm, a gated network, no biases.
 
 A layer has 12·d² weights, as N = 12·L·d² counts, unless `frontier.d_ff` is given: the gated network is as wide as the
-attention leaves room for, 8/3·d with as many key-value heads as heads, and 19/6·d with a quarter of them.
+attention leaves room for, 8/3·d with as many key-value heads as heads, and 19/6·d with a quarter of them. With
+`frontier.d_ff: 0` a layer has neither the network nor the norm before it.
 """
 
 import math
@@ -60,7 +61,7 @@ class Llama(ModelFamily):
                 f"`network: {self.name}` rotates pairs of a head's values, and the heads of {where} have "
                 f"{shape.head_width}; set {even}"
             )
-        if self.d_ff(shape) < 1:
+        if shape.d_ff is None and self.d_ff(shape) < 1:
             raise ValueError(
                 f"the attention of {where} has more than the 12·d² weights of a layer; set `frontier.d_ff`, or fewer "
                 "or narrower heads"
@@ -87,11 +88,11 @@ class Llama(ModelFamily):
         width, inner = shape.width, self.d_ff(shape)
         queries, keys = (heads * shape.head_width for heads in (shape.heads, shape.key_value_heads))
         attention = [(queries, width), (keys, width), (keys, width), (width, queries)]
-        return [*attention, (inner, width), (inner, width), (width, inner)]
+        return [*attention, (inner, width), (inner, width), (width, inner)] if inner else attention
 
     def _norms(self, shape: Shape) -> int:
         """Count the gains of a layer's norms."""
-        return 2 * shape.width + self.head_norms * shape.head_width
+        return (2 if shape.has_feed_forward else 1) * shape.width + self.head_norms * shape.head_width
 
     def parameters(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Parameters:
         """Count matrices and norms."""
@@ -136,10 +137,14 @@ class Llama(ModelFamily):
         value, degree = VALUE_BYTES[recipe.precision], layout.tensor_parallel
         heads = (shape.heads + shape.key_value_heads) * shape.head_width
         shared = heads * (4 if self.head_norms else 2) + 4 * self.d_ff(shape)
-        return shape.width * (4 * 4 + 2 * value) + value * shared // degree
+        norms = 2 if shape.has_feed_forward else 1
+        return shape.width * norms * (2 * 4 + value) + value * shared // degree
 
     def gradients_inside(self, shape: Shape, layout: Layout) -> int:
-        """Count those of the gated network's two factors and of their product."""
+        """Count those of the gated network's two factors and of their product; without it, those of the heads."""
+        if not shape.has_feed_forward:
+            heads = shape.heads + 2 * shape.key_value_heads
+            return heads * shape.head_width // layout.tensor_parallel
         return 3 * math.ceil(self.d_ff(shape) / layout.tensor_parallel)
 
     def role(self, name: str) -> Role:
@@ -187,4 +192,5 @@ class Llama(ModelFamily):
         }
         config, model_class = self._config(shape, recipe, vocabulary), self.huggingface()[1]
         config.architectures = [model_class.__name__]
-        return config, whole_weights(folded, model_class, config)
+        absent = () if shape.has_feed_forward else (".post_attention_layernorm.", ".mlp.")
+        return config, whole_weights(folded, model_class, config, absent)

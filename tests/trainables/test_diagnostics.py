@@ -15,6 +15,7 @@ from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import IGNORED, validation_batches
 from trainables.data.store.open import open_store
 from trainables.diagnostics import DIAGNOSTICS, check_diagnostics
+from trainables.diagnostics.attention import attention, shares
 from trainables.diagnostics.induction import after_same, induction, looked_at, scores
 from trainables.diagnostics.probe import PROBE_TOKENS, layer_drop, mean_loss
 from trainables.diagnostics.rank import rank, residual, token_cosine
@@ -277,6 +278,41 @@ def test_the_position_behind_the_same_token_is_before_the_present_one():
     assert after_same(inputs, 2)[0].tolist() == [-1, -1, -1, -1, -1, 3, 4]
 
 
+def test_the_shares_of_attention_are_those_of_a_loop_over_all_tokens():
+    inputs = tokens(batch=3, length=9, vocabulary=4)
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.rand(3, 2, 9, 9, generator=generator, dtype=torch.float64).tril()
+    weights /= weights.sum(3, keepdim=True)
+    sums = dict.fromkeys(("self", "previous", "first", "same"), 0.0)
+    for row, head, place in itertools.product(range(3), range(2), range(2, 9)):
+        paid = weights[row, head, place].tolist()
+        sums["self"] += paid[place]
+        sums["previous"] += paid[place - 1]
+        sums["first"] += paid[0]
+        sums["same"] += sum(paid[at] for at in range(place) if inputs[row, at] == inputs[row, place])
+    expected = {f"attention_{name}": value / (3 * 2 * 7) for name, value in sums.items()}
+    assert plain(shares(weights, inputs)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("recipe", [{}, {"network": "llama"}, {"residual": "post"}], ids=str)
+def test_heads_without_preference_pay_each_token_alike_in_every_layer(recipe):
+    model = fresh(depth=2, **recipe)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "c_attn" in name or "q_proj" in name:
+                parameter.zero_()
+        measures = plain(attention(parts(model, **recipe), torch.arange(9)[None]))
+        assert attention(parts(model, **recipe), torch.arange(2)[None]) == {}
+    equal = sum(1 / (place + 1) for place in range(2, 9)) / 7
+    assert measures == pytest.approx(
+        {
+            f"attention_{name}/{layer}": 0 if name == "same" else equal
+            for name in ("self", "previous", "first", "same")
+            for layer in (1, 2)
+        }
+    )
+
+
 def test_diagnostics_change_no_bit_of_a_cell(root):
     # Dropout draws random numbers, which nothing else may.
     one = cell(dropout=0.1)
@@ -289,7 +325,14 @@ def test_diagnostics_change_no_bit_of_a_cell(root):
     assert [e.loss for e in looked.evaluations] == [e.loss for e in bare.evaluations]
     assert bare.start == {}
     assert {tuple(e.measures) for e in bare.evaluations} == {()}
-    layered = ("rank_residual", "rank_residual_noskip", "token_cosine", "layer_drop", "induction_score")
+    layered = (
+        "rank_residual",
+        "rank_residual_noskip",
+        "token_cosine",
+        "layer_drop",
+        "induction_score",
+        "attention_self",
+    )
     names = {f"{name}/{layer}" for name in layered for layer in (1, 2)}
     for measures in (looked.start, *(e.measures for e in looked.evaluations)):
         assert names | {"induction_score"} <= set(measures)

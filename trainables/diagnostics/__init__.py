@@ -8,7 +8,7 @@ from trainables.cell import Recipe
 from trainables.layout import Layout
 from trainables.model.family import family
 
-Diagnostic = Literal["rank", "layer_drop", "induction"]
+Diagnostic = Literal["rank", "layer_drop", "induction", "attention"]
 DIAGNOSTICS: tuple[Diagnostic, ...] = get_args(Diagnostic)
 
 

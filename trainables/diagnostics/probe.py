@@ -10,6 +10,7 @@ import torch
 from trainables.data.store.batches import IGNORED, validation_batches
 from trainables.data.store.token_store import TokenStore
 from trainables.diagnostics import Diagnostic
+from trainables.diagnostics.attention import attention
 from trainables.diagnostics.induction import induction
 from trainables.diagnostics.rank import rank
 from trainables.model.family import Parts
@@ -40,6 +41,8 @@ class Probe:
                 measures |= layer_drop(self.parts, self.inputs, self.targets)
             if "induction" in self.names:
                 measures |= induction(self.parts, self.inputs)
+            if "attention" in self.names:
+                measures |= attention(self.parts, self.inputs)
         self.model.train(was_training)
         # One transfer from the device.
         values = torch.stack(list(measures.values())).tolist() if measures else []

@@ -42,6 +42,10 @@ WORDS = {
     "induction_score": "induction, best head",
     "induction_score_shifted": "… at its best distance",
     "induction_shift": "… the distance in tokens",
+    "attention_self": "attention to the token itself",
+    "attention_previous": "… to the token before",
+    "attention_first": "… to the first token",
+    "attention_same": "… to earlier equal tokens",
 }
 #: The distance from rank one, on every path.
 DISTANCE = "rank_residual"

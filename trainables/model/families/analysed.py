@@ -15,8 +15,8 @@ class Analysed(GPT2Family):
 
     name = "analysed"
     title = "attention alone"
-    # Without softmax there are no attention weights for the diagnostic `induction`.
-    diagnostics = GPT2Family.diagnostics - {"induction"}
+    # Without softmax there are no attention weights for the diagnostics `induction` and `attention`.
+    diagnostics = GPT2Family.diagnostics - {"induction", "attention"}
     #: Token and position vectors sum to a variance of 1.
     embedding_std = math.sqrt(0.5)
     keeps_scores = True

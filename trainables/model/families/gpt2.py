@@ -34,7 +34,7 @@ class GPT2Family(ModelFamily):
     title = "GPT-2"
     options = frozenset({"d_ff"})
     residuals = ModelFamily.residuals | {"post", "admin"}
-    diagnostics = frozenset({"rank", "layer_drop", "induction"})
+    diagnostics = frozenset({"rank", "layer_drop", "induction", "attention"})
     partition_config = PARTITION_CONFIG
 
     def check_shape(self, shape: Shape, recipe: Recipe) -> None:

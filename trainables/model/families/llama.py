@@ -29,7 +29,7 @@ class Llama(ModelFamily):
     title = "Llama"
     options = frozenset({"kv_heads", "head_dim", "d_ff", "embeddings", "rope_theta"})
     is_rotary = True
-    diagnostics = frozenset({"rank", "layer_drop", "induction"})
+    diagnostics = frozenset({"rank", "layer_drop", "induction", "attention"})
     #: Norms of a head's queries and keys in each layer.
     head_norms: ClassVar[int] = 0
     #: Parameter whose scale is that of the attention scores; the export folds the attention ratio into it.

@@ -57,3 +57,14 @@ def test_the_more_layers_the_more_hops_are_made(root):
     assert three[1] > three[2] > three[4] > three[8] > three[16]
     # Nobody makes sixteen yet.
     assert max(one[16], three[16]) < 0.45
+
+
+def test_three_layers_climb_every_stair_and_one_layer_only_the_lowest(root):
+    """A softmax can count, so that the layers do not grow with the stair."""
+    steps = "training.steps=1500"
+    one, three = (graded(root, "stairs", f"L{depth}-d32", steps) for depth in (1, 3))
+    assert one[1] > 0.99
+    assert three[1] > 0.99
+    higher = (2, 3, 4, 5)
+    assert max(one[k] for k in higher) < 0.85
+    assert min(three[k] for k in higher) > 0.9

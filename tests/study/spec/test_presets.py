@@ -64,7 +64,7 @@ def test_quickstart_search_takes_less_than_its_grid() -> None:
     assert limit <= 0.8 * whole.flops
 
 
-@pytest.mark.parametrize("preset", ["induction", "hops", "connectivity", "one-wide-layer"])
+@pytest.mark.parametrize("preset", ["induction", "hops", "connectivity", "stairs", "one-wide-layer"])
 def test_a_preset_of_a_task_takes_less_than_ten_minutes_on_two_cores(preset: str) -> None:
     plan = make_plan(load_spec(preset))
     assert plan.device_hours / 2 * 60 < 10
@@ -79,7 +79,7 @@ def test_induction_and_one_wide_layer_compare_equal_sizes_and_hops_equal_widths(
         assert {shape.depth for shape in shapes} == depths
         assert max(abs(p.cell.shape.budget_params / p.budget - 1) for p in plan.cells) < 0.05
     assert {shape.width // shape.heads for shape in shapes} == {8}, "heads of one width"
-    for preset in ("hops", "connectivity"):
+    for preset in ("hops", "connectivity", "stairs"):
         plan = make_plan(load_spec(preset))
         assert len({planned.cell.shape.width for planned in plan.cells}) == 1
         assert len({planned.cell.shape.depth for planned in plan.cells}) >= 3

@@ -189,6 +189,8 @@ SLOW = {
     "interplay run connectivity": " training.steps=200",
     "interplay run stairs": " training.steps=200",
     "interplay run stairs training.context=64 training.seeds=1 name=stairs-64": " training.steps=200",
+    "interplay run low-resource frontier.d_ff=0 'frontier.budgets=[5190, 14_400, 36_000, 82_500]' "
+    "training.tokens=360000 name=attention-only": " training.tokens=null frontier.budgets=[5190]",
     "interplay run one-wide-layer": " frontier.depths=[1,4]",
 }
 
@@ -282,7 +284,7 @@ def test_a_command_of_the_pages_works(command, folder):
 
 def with_tier(command):
     """Mark the presets of docs/published-claims.md, which train alike, as extended."""
-    alike = ("rank-collapse", "induction", "hops", "connectivity", "stairs", "one-wide-layer")
+    alike = ("low-resource", "rank-collapse", "induction", "hops", "connectivity", "stairs", "one-wide-layer")
     return pytest.param(
         command, marks=pytest.mark.extended if command.split()[2] in alike else pytest.mark.slow
     )

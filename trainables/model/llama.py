@@ -81,14 +81,15 @@ class AttentionLayer:
 
 
 @functools.cache
-def _without_feed_forward(layer_class: Any) -> Any:
+def _without_feed_forward(layer_class: type) -> Any:
     return type(f"{layer_class.__name__}WithoutFeedForward", (AttentionLayer, layer_class), {})
 
 
 def to_attention_alone(model: Any) -> None:
     """Remove the gated networks and the norms before them, in place; those of inner width 0 add 0."""
     for layer in model.model.layers:
-        layer.__class__ = _without_feed_forward(type(layer))
+        layer_class: type = type(layer)
+        layer.__class__ = _without_feed_forward(layer_class)
         del layer.mlp, layer.post_attention_layernorm
 
 

@@ -161,8 +161,7 @@ class _Run:
             self.check_interrupt()
             finished = self._train()
             self.mirror.close()
-            if finished:
-                self._measure_costs()
+            finished = finished and self._measure_costs()
             conclusion = self._concluded(finished, conclude)
             status = "FINISHED" if finished else "KILLED"
         except KeyboardInterrupt:
@@ -266,17 +265,23 @@ class _Run:
             )
             self.console.print(f"By a few steps on this machine: {self._time()}.{busy}")
 
-    def _measure_costs(self) -> None:
-        """Measure the trained shapes as `resources.measure` says, now that nothing trains beside them."""
+    def _measure_costs(self) -> bool:
+        """Measure the trained shapes as `resources.measure` says, now that nothing trains beside them.
+
+        False if the user stopped it; the next run measures the others.
+        """
         measures = self.spec.resources.measure
         if not measures:
-            return
+            return True
         trained = filter(None, map(self.plan.by_key, self._done()))
         try:
             measure_costs(self.plan, trained, measures, self.paths.costs, self.paths.data, self.console)
         except (InputError, OSError) as error:
             self._warn(f"The costs of the shapes are not measured: {error}")
-        self.check_interrupt()
+        except KeyboardInterrupt:
+            # The rows that there are make a run table all the same.
+            return False
+        return True
 
     def _is_worth_timing(self) -> bool:
         return self.cluster is None and is_worth_timing(self.plan, 1 - len(self._done()) / self._total)

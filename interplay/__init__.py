@@ -25,8 +25,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from interplay.verbs.audit import audit
-    from interplay.verbs.audit_rules import audit_rules
+    from interplay.verbs.audit import audit, audit_rules
     from interplay.verbs.compare import compare
     from interplay.verbs.cost import cost
     from interplay.verbs.export import export
@@ -63,7 +62,7 @@ __all__ = [
 __version__ = version("interplay")
 
 #: Modules of functions that have no module of their own name.
-_MODULES = {"presets": "plan", "try_steps": "plan"}
+_MODULES = {"audit_rules": "audit", "presets": "plan", "try_steps": "plan"}
 
 
 def __getattr__(name: str) -> Any:

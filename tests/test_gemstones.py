@@ -9,7 +9,7 @@ import pytest
 from tests.command import interplay
 
 ROOT = Path(__file__).parent.parent
-TABLE = ROOT / "analysis" / "audit" / "gemstones.jsonl"
+TABLE = ROOT / "analysis" / "audit" / "tables" / "gemstones.jsonl"
 NAMES = ("--column", "params=params_active_precise", "--column", "loss=final_loss")
 
 

@@ -15,7 +15,7 @@ SCORES = {
 }
 #: Columns of the accuracy at one difficulty of a task: `accuracy_hops_8` covers the sequences of eight hops. Other
 #: columns of a foreign table, such as `accuracy_top_5`, do not match.
-GRADED = re.compile(r"accuracy_(hops|diameter)_(\d+)")
+GRADED = re.compile(r"accuracy_(hops|diameter|height)_(\d+)")
 
 
 def accuracy_data(fit: Fit, name: str = "accuracy") -> pd.DataFrame | None:

@@ -78,6 +78,14 @@ ELSEWHERE = {
     "interplay run quickstart 'frontier.flops=[4e9, 1e10, 3e10]' training.batch=4 name=isoflop": "tests/study/run/"
     "test_study.py, a smaller study",
     "interplay cost quickstart": "tests/interplay/verbs/test_cost.py, a smaller study",
+    **dict.fromkeys(
+        (
+            "interplay recommend --kv 256 --fit quickstart",
+            "interplay recommend --train-time 8s --fit quickstart",
+            "interplay recommend --latency 0.4ms --batch 8 --fit quickstart",
+        ),
+        "tests/interplay/verbs/test_recommend.py, on another table",
+    ),
     "interplay export text L4-d24-s0 --out model": "tests/interplay/verbs/test_export.py, another study",
     "interplay report quickstart": "tests/study/test_study_names.py, another study",
     **dict.fromkeys(

@@ -87,10 +87,10 @@ def test_epochs_and_the_check_of_the_learning_rate_are_stated(short):
     fit = fit_of(short)
     assert fit["epochs"]["high"] == rows["epochs"].max()
     # One rate per shape: the run's end gives the cost of the check and what adds it.
-    check = fit["learning_rate"]
+    check, missing = fit["learning_rate"], fit["next_runs"]["rates"]
     assert not check["checked"]
-    assert check["runs"] > 0
-    for text in (f"{check['runs']} runs", "lr_factors=["):
+    assert missing["runs"] > 0
+    for text in (f"{missing['runs']} runs", "lr_factors=["):
         assert text in check["sentence"]
         assert text in " ".join((short / "output.txt").read_text().split())
 

@@ -16,11 +16,8 @@ ADD_RATES = (
 
 def next_depth_sentence(depth: int, runs: AddedRuns | None) -> str:
     """The depth to train next."""
-    cost = add = ""
-    if runs:
-        flops = f", {scientific(runs.flops)} FLOPs" if runs.flops else ""
-        cost = f" ({counted(runs.runs, 'run')}{flops})"
-        add = f"; add it with `{runs.how}`" if runs.how else ""
+    cost = _runs_and_flops(runs) if runs else ""
+    add = f"; add it with `{runs.how}`" if runs and runs.how else ""
     return f"Next: train {layers(depth)} at the same sizes{cost}{add}."
 
 
@@ -33,10 +30,14 @@ def next_sizes_sentence(sizes: NextSizes, runs: AddedRuns | None) -> str:
     if runs and runs.refused:
         why = f" The spec does not allow them as it is: {runs.refused}"
     elif runs:
-        flops = f", {scientific(runs.flops)} FLOPs" if runs.flops else ""
-        cost = f" ({counted(runs.runs, 'run')}{flops})"
+        cost = _runs_and_flops(runs)
         add = f"; add them with `{runs.how}`" if runs.how else ""
     return f"Next: train {wanted} sizes{cost}, because the least loss is {listed(ends)}{add}.{why}"
+
+
+def _runs_and_flops(runs: AddedRuns) -> str:
+    flops = f", {scientific(runs.flops)} FLOPs" if runs.flops else ""
+    return f" ({counted(runs.runs, 'run')}{flops})"
 
 
 def _places(places: tuple[tuple[int, float], ...]) -> str:

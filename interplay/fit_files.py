@@ -1,13 +1,20 @@
-"""The argument `--fit`: a fit file, the folder that has it, or the name of a study."""
+"""The argument `--fit`: a fit file, the folder that has it, or the name of a study; and the run table beside it."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from core.command_line import call, option
 from study.errors import SpecError
 from study.spec.recorded import recorded_file, recorded_source
 
-#: The file of numbers in the folder of a report, and in that of a comparison.
+if TYPE_CHECKING:
+    # They load pandas, which a published law does not need.
+    from analysis.fit.document import Fit
+    from analysis.runs.table import RunTable
+
+#: The file of numbers in the folder of a report, and in that of a comparison; the run table beside a fit.
 FIT, COMPARISON = "fit.json", "comparison.json"
+RUNS = "runs.csv"
 
 
 def fit_file(given: Path, results: Path) -> Path:
@@ -48,3 +55,14 @@ def fit_file(given: Path, results: Path) -> Path:
             f"{option('fit', given)} is a folder without {FIT}; `{fit}` writes one, of a study or a run table."
         )
     return given
+
+
+def runs_beside(folder: Path, fit: "Fit") -> "RunTable":
+    """Return the run table of a folder, in the count of N of the fit that lies beside it.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    from analysis.runs.table import read_runs
+
+    return read_runs(str(folder / RUNS), count="table" if fit.count == "table" else "nonembedding")

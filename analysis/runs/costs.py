@@ -74,6 +74,8 @@ class ShapeCosts:
         return (*self.place, *shape, self.precision, self.context)
 
 
+#: Name of the file in the folder of a study.
+COSTS = "costs.csv"
 COLUMNS = tuple(field.name for field in fields(ShapeCosts))
 _ROW = TypeAdapter(ShapeCosts)
 

@@ -15,11 +15,10 @@ from analysis.fit.compared_studies import ComparedStudy, in_one_unit
 from analysis.fit.measures import Value
 from analysis.fit.recommendation import read_fit
 from analysis.runs.files import is_table
-from analysis.runs.table import read_runs
 from core.command_line import relative
 from core.errors import InputError, shortened
 from interplay.answer import Answer, refuse_report_folder
-from interplay.fit_files import COMPARISON, FIT
+from interplay.fit_files import COMPARISON, FIT, RUNS, runs_beside
 from interplay.result import VerbResult
 from interplay.study_fit import StudyRuns, answer_of
 from interplay.terminal import Sentence, pasteable, rich_table
@@ -170,12 +169,12 @@ def _read(source: Source | Answer, results: Path) -> _Read:
             folder,
         )
     folder = file.parent
-    table, recorded = folder / "runs.csv", folder / SPEC
+    recorded = folder / SPEC
     is_folder = file.name == FIT
     fitted = read_fit(file).fit
     runs_table = None
-    if is_folder and table.is_file():
-        runs_table = read_runs(str(table), {}, count="table" if fitted.count == "table" else "nonembedding")
+    if is_folder and (folder / RUNS).is_file():
+        runs_table = runs_beside(folder, fitted)
     spec = load_spec(str(recorded)) if is_folder and recorded.is_file() else None
     name = file.resolve().parent.name if is_folder else file.stem
     return _Read(

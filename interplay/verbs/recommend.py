@@ -24,7 +24,7 @@ from core.command_line import call, option
 from core.errors import InputError, shortened
 from core.files import to_json
 from core.numbers import is_count, parse_duration, parse_number
-from interplay.fit_files import fit_file
+from interplay.fit_files import fit_file, runs_beside
 from interplay.recommended import Recommended, shapes_view
 from interplay.result import VerbResult
 
@@ -141,8 +141,6 @@ def recommend_each(
     return Recommendations(*shapes_of_sizes(named(fit, results), law, sizes, within))
 
 
-#: The file of the costs beside a fit.
-COSTS = "costs.csv"
 #: Kind of a limit -> its option.
 _OPTIONS = {CostKind.LATENCY: "latency", CostKind.TRAIN_TIME: "train-time", CostKind.CACHE: "kv"}
 _ONE_LIMIT = (
@@ -189,8 +187,7 @@ def at_limit_of(
     """
     from analysis.fit.limits import recommend_at_limit
     from analysis.fit.study import study_of
-    from analysis.runs.costs import read_costs
-    from analysis.runs.table import read_runs
+    from analysis.runs.costs import COSTS, read_costs
 
     source = None if fit is None or not isinstance(fit, str | Path) else named(fit, results)
     if not isinstance(source, Path):
@@ -204,8 +201,8 @@ def at_limit_of(
         again = call("cost", folder.name, results=folder.parent)
         raise InputError(f"{folder} has no costs of its shapes ({COSTS}); measure them with `{again}`.")
     fitted = read_fit(source).fit
-    table = read_runs(str(folder / "runs.csv"), count="table" if fitted.count == "table" else "nonembedding")
-    return recommend_at_limit(study_of(table, level=fitted.level), costs, limit, device)
+    study = study_of(runs_beside(folder, fitted), level=fitted.level)
+    return recommend_at_limit(study, costs, limit, device)
 
 
 def named(fit: "Answer | str | Path | None", results: str | Path) -> Path | NamedFit | None:

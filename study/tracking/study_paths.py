@@ -16,6 +16,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from analysis.fit.recommendation import NamedFit, read_fit
+from analysis.runs.costs import COSTS
 from core.command_line import option
 from core.errors import InputError
 from study.errors import SpecError
@@ -125,7 +126,7 @@ class StudyPaths:
     @property
     def costs(self) -> Path:
         """The costs of the shapes that were measured alone."""
-        return self.folder / "costs.csv"
+        return self.folder / COSTS
 
     @property
     def fit(self) -> NamedFit | None:
@@ -139,7 +140,7 @@ class StudyPaths:
     @property
     def outputs(self) -> list[Path]:
         """The files and folders that a finished study has written for its user."""
-        names = (SPEC, "runs.csv", "costs.csv", "fit.json", "report.html", "figures")
+        names = (SPEC, "runs.csv", COSTS, "fit.json", "report.html", "figures")
         return [self.folder / name for name in names]
 
     @contextmanager

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from trainables.cell import Precision
@@ -134,7 +135,7 @@ class _Devices(dict[str, Device]):
 
 
 #: All devices by name: `DEVICES[name]` also has the slices of those that can be divided, which are not listed.
-DEVICES: Mapping[str, Device] = _Devices({device.name: device for device in _DEVICES})
+DEVICES: Mapping[str, Device] = MappingProxyType(_Devices({device.name: device for device in _DEVICES}))
 
 
 def cores() -> int:

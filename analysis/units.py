@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
+from core.numbers import digits, scientific
+
 Value = TypeVar("Value")
 
 UnitName = Literal["nats per token", "bits per byte"]
@@ -51,6 +53,26 @@ class LossUnit:
 
 
 NATS = LossUnit()
+
+#: What a budget of training is counted in: floating-point operations, or minutes at the measured speed of each shape.
+BudgetUnit = Literal["FLOPs", "minutes"]
+
+
+def budget_number(value: float, unit: BudgetUnit, places: int = 2) -> str:
+    """Return a budget of training as it stands in a table: `1.5e18`, or `5.0 min`."""
+    return scientific(value, places) if unit == "FLOPs" else minutes_text(value)
+
+
+def budget_text(value: float, unit: BudgetUnit) -> str:
+    """Return a budget of training as it stands in a sentence: `1.5e18 FLOPs`, or `5.0 min`."""
+    return f"{scientific(value)} FLOPs" if unit == "FLOPs" else minutes_text(value)
+
+
+def minutes_text(minutes: float) -> str:
+    """Return a duration with two digits, in seconds up to 100, else in minutes up to 100, else in hours."""
+    if 60 * minutes < 100:
+        return f"{digits(60 * minutes)} s"
+    return f"{digits(minutes)} min" if minutes < 100 else f"{digits(minutes / 60)} h"
 
 
 def bits_per_byte(nats: float | None, bytes_per_token: float | None) -> float | None:

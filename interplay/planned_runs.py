@@ -63,9 +63,14 @@ def _added(cells: Sequence[PlannedCell], how: str) -> AddedRuns:
 def _next_sizes(plan: Plan, results: Path, missing: NextSizes) -> AddedRuns:
     """The command that adds a factor to `frontier.spread`, with the cells and FLOPs that this adds.
 
-    Larger sizes have fewer steps, which may be too few; there is then the reason instead.
+    Larger sizes have fewer steps, which may be too few; there is then the reason instead. Sizes at equal minutes need
+    their measured speed.
     """
     spec = plan.planner.spec
+    if spec.frontier.minutes is not None:
+        return AddedRuns(
+            0, refused="add them to `frontier.minutes` with their measured training tokens per second."
+        )
     factors = sorted(spec.frontier.spread or ())
     wider = [
         *([float(f"{factors[0] ** 2 / factors[1]:.4g}")] if missing.smaller else []),
@@ -114,8 +119,8 @@ def _missing_cells(plan: Plan, study: Study) -> tuple[list[PlannedCell], str, tu
     ended = {cell for part in parts for cell in part.frame.loc[part.frame["status"] != "failed", "cell"]}
     rates = spec.search.lr_factors
     asked = (spec.sensitivity or SensitivitySection()).lr_factors
-    # `sensitivity` has the crossings in N, where depths are not compared at equal FLOPs.
-    if len(rates) == 1 and spec.frontier.flops is None:
+    # `sensitivity` has the crossings in N, where depths are not compared at equal FLOPs or minutes.
+    if len(rates) == 1 and spec.frontier.compute_unit is None:
         # Wider than asked for if all of that has been trained.
         for factors in (asked, _wider((1.0, *asked))):
             section = SensitivitySection(lr_factors=tuple(factor for factor in factors if factor != 1))

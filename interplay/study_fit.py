@@ -19,7 +19,6 @@ from study.errors import SpecError
 from study.plan.cells import describe_network
 from study.plan.plan import Plan, make_plan
 from study.plan.rows import Row, failed_cells, run_table
-from study.plan.table import compute_words
 from study.revision import revision
 from study.search import end_words, search_info
 from study.spec.recorded import difference_note
@@ -192,13 +191,12 @@ def report_facts(spec: StudySpec, plan: Plan, runs: RunTable, ended: str) -> dic
 def _training(plan: Plan) -> str:
     """The training tokens of the cells, their steps and their precision."""
     spec, recipe = plan.planner.spec, plan.planner.recipe
-    ratio, computes = spec.training.tokens_per_parameter, spec.frontier.compute_values
+    ratio = spec.training.tokens_per_parameter
     levels = [f"{tokens:,}" for tokens in sorted({planned.tokens for planned in plan.cells})]
     steps = sorted({planned.cell.recipe.steps for planned in plan.cells})
     span = f"{steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"{steps[0]:,}"
     each = f"{listed(levels)} tokens per cell" if ratio is None else f"{ratio:g} tokens per parameter"
-    if computes:
-        each = f"equal FLOPs: {compute_words(computes)}"
+    each = spec.frontier.compute_words or each
     return f"{each} ({span} steps of {recipe.batch} × {recipe.context}), precision {recipe.precision}"
 
 

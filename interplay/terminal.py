@@ -20,9 +20,10 @@ from analysis.law.answer_words import compute_sentence, limit_sentence
 from analysis.law.at_limit import COST_ERROR, AtLimit
 from analysis.law.shape import ComputeShape, Recommendation, buildable_width, flops_hint
 from analysis.tables import EMPTY, Column, Columns, Table, table_of
+from analysis.units import budget_number
 from core.command_line import call, option, relative
 from core.errors import InputError
-from core.numbers import digits, ends, human, layers, percent, scientific, short, span
+from core.numbers import digits, ends, human, layers, percent, short, span
 from interplay.result import VerbResult
 from study.errors import SpecError
 
@@ -306,10 +307,13 @@ def comparison_table(comparisons: Sequence[Comparison]) -> RenderableType:
 
 
 def compute_shapes_table(source: str, shapes: Sequence[ComputeShape]) -> RenderableType:
-    """Return the shapes at budgets of FLOPs: a sentence for each, and a table."""
+    """Return the shapes at budgets of FLOPs or of training time: a sentence for each, and a table."""
     published = any(shape.source == "published" for shape in shapes)
+    is_flops = shapes[0].budget_unit == "FLOPs"
     columns: Columns = {
-        Column("FLOPs"): lambda shape: scientific(shape.flops),
+        Column("FLOPs" if is_flops else "training time"): lambda shape: budget_number(
+            shape.budget, shape.budget_unit
+        ),
         Column("depth L*"): lambda shape: shape.depth and str(shape.depth),
         Column("95 %" if published else "interval", under="depth L*"): lambda shape: (
             None if shape.depth_interval == (None, None) else ends(shape.depth_interval, between="–")
@@ -335,7 +339,8 @@ def compute_shapes_table(source: str, shapes: Sequence[ComputeShape]) -> Rendera
         *(Sentence(compute_sentence(shape)) for shape in shapes),
         rich_table(table_of(source, shapes, columns)),
         *_dim(
-            f"N and tokens have the least loss for this compute and depth. d* is a multiple of {multiple}. {interval}"
+            f"N and tokens have the least loss for this {'compute' if is_flops else 'time'} and depth. d* is a "
+            f"multiple of {multiple}. {interval}"
         ),
     )
 

@@ -1,4 +1,4 @@
-"""A world of isoFLOP tables: several budgets of compute, several sizes and depths at each, a known best depth."""
+"""A world of several budgets, several sizes and depths at each, a known best depth: of compute (isoFLOP) or of time."""
 
 import math
 
@@ -29,10 +29,20 @@ def crossing(shallow, deep):
     return math.exp(brentq(gap, 5, 30))
 
 
-def least_loss(compute, depth):
-    """ln N of the least loss of a depth at this compute, 6·N·tokens, and that loss."""
+def flops(params, depth):
+    """FLOPs of a token."""
+    return 6 * params
+
+
+def minutes(params, depth):
+    """Minutes of a token on a machine on which deep models are slow: 100 TFLOP/s, and 20 ns for each layer."""
+    return (6 * params / 1e14 + 2e-8 * depth) / 60
+
+
+def least_loss(budget, depth, cost=flops):
+    """ln N of the least loss of a depth at this budget, cost·tokens, and that loss."""
     found = minimize_scalar(
-        lambda log: loss(math.exp(log), compute / (6 * math.exp(log)), depth),
+        lambda log: loss(math.exp(log), budget / cost(math.exp(log), depth), depth),
         bounds=(math.log(1e4), math.log(1e12)),
         method="bounded",
         options={"xatol": 1e-9},
@@ -40,10 +50,16 @@ def least_loss(compute, depth):
     return found.x, found.fun
 
 
-def crossing_compute(shallow, deep):
-    """The compute in FLOPs at which two depths have one least loss."""
-    gap = lambda log: least_loss(math.exp(log), shallow)[1] - least_loss(math.exp(log), deep)[1]  # noqa: E731
-    return math.exp(brentq(gap, math.log(1e12), math.log(1e22)))
+def crossing_budget(shallow, deep, cost=flops):
+    """The budget at which two depths have one least loss."""
+
+    def gap(log):
+        one, two = (least_loss(math.exp(log), depth, cost)[1] for depth in (shallow, deep))
+        return one - two
+
+    # 1e12 to 1e22 FLOPs, or the minutes that a model of 30M parameters takes for them.
+    low, high = (ends * cost(3e7, deep) / flops(3e7, deep) for ends in (1e12, 1e22))
+    return math.exp(brentq(gap, math.log(low), math.log(high)))
 
 
 def isoflop_table(seeds=1, key=0, noise=0.003, budgets=5, sizes=6, least=1.2e16):
@@ -73,3 +89,25 @@ def isoflop_table(seeds=1, key=0, noise=0.003, budgets=5, sizes=6, least=1.2e16)
                     for seed in range(seeds)
                 ]
     return pd.DataFrame(rows, columns=["depth", "width", "params", "seed", "tokens", "flops", "loss"])
+
+
+def timed_table(seeds=2, key=0, noise=0.003, budgets=5, sizes=5, least=1.5):
+    """Rows of training times that grow four-fold from the `least` minutes, sizes that double around the best one."""
+    generator = np.random.default_rng([key, 6])
+    rows = []
+    for time in [least * 4**power for power in range(budgets)]:
+        for depth in DEPTHS:
+            best = math.exp(least_loss(time, depth, minutes)[0])
+            for size in range(sizes):
+                # As the study's sizes are, off the best one: by a factor of up to 1.5 here.
+                wanted = best * 2 ** (size - sizes // 2) * generator.uniform(0.67, 1.5)
+                width = 8 * max(1, round(math.sqrt(wanted / (12 * depth)) / 8))
+                params = 12 * depth * width**2
+                tokens = time / minutes(params, depth)
+                values = (depth, width, params, tokens, 6 * params * tokens, time, "minutes")
+                expected = loss(params, tokens, depth)
+                rows += [
+                    (*values, seed, expected + noise * generator.standard_normal()) for seed in range(seeds)
+                ]
+    names = ["depth", "width", "params", "tokens", "flops", "compute", "compute_unit", "seed", "loss"]
+    return pd.DataFrame(rows, columns=names)

@@ -189,6 +189,12 @@ def recommend_at_compute(
         named = named_fit(fit)
         answer = named.fit.compute
         instead = f"By a published law: {call('recommend', law='liu2026', flops=flops)}"
+        if answer is not None and answer.unit == "minutes":
+            longest = f"{answer.budgets[-1]:g}min"
+            raise InputError(
+                f"The depths of {named.name} are compared at equal training time, not at equal FLOPs. Ask for a time: "
+                f"{call('recommend', fit=named.name, train_time=longest)}"
+            )
         if answer is None:
             raise InputError(
                 f"The fit in {named.name} has no answer at a compute: a table of isoFLOP runs would have one, with two "
@@ -217,6 +223,22 @@ def recommend_at_compute(
         asked = ", ".join(f"{value:g}" for value in flops)
         raise InputError(f"No depth is stated at {asked} FLOPs by the {source}: {shapes[0].reason}. {hint}")
     return source, shapes
+
+
+def recommend_in_time(named: NamedFit, seconds: float) -> ComputeShape:
+    """Return the best shape and tokens for a training time, by a fit of a study at equal training time.
+
+    Raises:
+        InputError: the study says nothing at this time.
+    """
+    answer = named.fit.compute
+    assert answer is not None
+    shape = in_unit(answer.at(seconds / 60), named.fit.loss_unit)
+    if shape.depth is None:
+        raise InputError(
+            f"No depth is stated for {shape.budget_text} of training by the losses of {named.name}: {shape.reason}."
+        )
+    return shape
 
 
 def recommend_one(

@@ -1,4 +1,4 @@
-"""The best depth at equal compute: which depth, width and number of tokens a budget of FLOPs is best spent on."""
+"""The best depth at equal compute or time: which depth, width and number of tokens a budget is best spent on."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from analysis.runs.isoflop import BestSize, compute_minima
 from analysis.runs.remarks import Remark
 from analysis.runs.tokens import Rule
 from analysis.runs.words import texts_of
-from analysis.units import LOSS
+from analysis.units import LOSS, BudgetUnit
 
 #: Rules of tokens under which a table may have several budgets of compute.
 RULES: tuple[Rule, ...] = ("groups", "equal_compute", "compute", "unequal")
@@ -23,22 +23,23 @@ RULES: tuple[Rule, ...] = ("groups", "equal_compute", "compute", "unequal")
 
 @dataclass(frozen=True)
 class LowestLoss:
-    """The lowest mean loss, at N = `params`, of a depth without a minimum at a compute in FLOPs."""
+    """The lowest mean loss, at N = `params`, of a depth without a minimum at a budget."""
 
     depth: int
-    flops: float
+    budget: float
     params: float
     loss: float = field(metadata=LOSS)
 
 
 @dataclass(frozen=True)
 class ComputeAnswer:
-    """Which depth, size and tokens are best at which compute.
+    """Which depth, size and tokens are best at which compute or training time.
 
-    No law in the width holds for these crossings, because N differs between depths at one compute.
+    No law in the width holds for these crossings, because N differs between depths at one budget.
 
     Attributes:
-        budgets: compute C of the table in FLOPs, ascending.
+        unit: of the budgets C.
+        budgets: those of the table, ascending.
         crossings: of neighbouring depths; their `params` are C.
         reading: which depth is best at each C; its `params` are C, and its widths have no meaning.
         sizes: the best N of each depth.
@@ -49,6 +50,7 @@ class ComputeAnswer:
 
     JSON_PROPERTIES: ClassVar = ("left_out",)
 
+    unit: BudgetUnit
     budgets: tuple[float, ...]
     crossings: tuple[Crossing, ...]
     reading: Reading
@@ -62,30 +64,30 @@ class ComputeAnswer:
         """The words of `without`."""
         return tuple(texts_of(self.without))
 
-    def at(self, flops: float) -> ComputeShape:
-        """The shape of least loss at a compute in FLOPs; the source is `none` outside the budgets."""
+    def at(self, budget: float) -> ComputeShape:
+        """The shape of least loss at a budget in `unit`; the source is `none` outside the budgets."""
         if (
             not math.log(self.budgets[0]) - NEAR_END
-            <= math.log(flops)
+            <= math.log(budget)
             <= math.log(self.budgets[-1]) + NEAR_END
         ):
-            reach = Because(Reason.OUTSIDE_COMPUTES, (self.budgets[0], self.budgets[-1]))
-            return _nothing(flops, reach, outside=True)
-        compared = self.reading.at(flops)
+            reach = Because(Reason.OUTSIDE_COMPUTES, (self.budgets[0], self.budgets[-1], self.unit))
+            return self._nothing(budget, reach, outside=True)
+        compared = self.reading.at(budget)
         if compared is None:
-            return _nothing(flops, Because(Reason.FEW_MINIMA))
-        if better_elsewhere := self._better(flops, compared):
+            return self._nothing(budget, Because(Reason.FEW_MINIMA))
+        if better_elsewhere := self._better(budget, compared):
             better, least = better_elsewhere
             percent = 100 * (1 - better.loss / least)
-            values = better.depth, percent, better.params, better.flops
-            return _nothing(flops, Because(Reason.BETTER_AT_END, values))
+            values = better.depth, percent, better.params, better.budget, self.unit
+            return self._nothing(budget, Because(Reason.BETTER_AT_END, values))
         step, sizes = self.reading.width_step, {size.depth: size for size in self.sizes}
         others = tuple(
             DepthAtCompute(
                 shape.depth,
-                buildable_width(width_of(sizes[shape.depth].params(flops), shape.depth), step),
-                sizes[shape.depth].params(flops),
-                sizes[shape.depth].tokens(flops),
+                buildable_width(width_of(sizes[shape.depth].params(budget), shape.depth), step),
+                sizes[shape.depth].params(budget),
+                sizes[shape.depth].tokens(budget),
                 shape.excess,
             )
             for shape in sorted(compared.shapes, key=lambda shape: (shape.excess, shape.depth))
@@ -93,32 +95,54 @@ class ComputeAnswer:
         )
         best = sizes[compared.depth]
         return ComputeShape(
-            flops,
-            compared.depth,
-            best.params(flops),
-            best.tokens(flops),
-            compared.depth_interval,
-            "measured",
-            "the lowest loss at this compute",
-            (Because(Reason.WITHOUT_MINIMUM, compared.missing),) if compared.missing else (),
+            flops=self._flops(budget),
+            minutes=self._minutes(budget),
+            depth=compared.depth,
+            params=best.params(budget),
+            tokens=best.tokens(budget),
+            depth_interval=compared.depth_interval,
+            source="measured",
+            law=f"the lowest loss at this {'compute' if self.unit == 'FLOPs' else 'training time'}",
+            reasons=(Because(Reason.WITHOUT_MINIMUM, compared.missing),) if compared.missing else (),
             loss=compared.loss,
             near=compared.near,
             others=others,
             width_step=step,
         )
 
-    def _better(self, flops: float, compared: AtSize) -> tuple[LowestLoss, float] | None:
-        """A loss at a budget next to this compute below the least one there, of a depth without a minimum; and both."""
-        low = max((budget for budget in self.budgets if budget <= flops * math.exp(NEAR_END)), default=flops)
+    def _flops(self, budget: float) -> float | None:
+        return budget if self.unit == "FLOPs" else None
+
+    def _minutes(self, budget: float) -> float | None:
+        return budget if self.unit == "minutes" else None
+
+    def _nothing(self, budget: float, reason: Because, *, outside: bool = False) -> ComputeShape:
+        """The answer at a budget where there is none."""
+        return ComputeShape(
+            flops=self._flops(budget),
+            minutes=self._minutes(budget),
+            depth=None,
+            params=None,
+            tokens=None,
+            depth_interval=(None, None),
+            source="none",
+            law="",
+            reasons=(reason,),
+            extrapolated=outside,
+        )
+
+    def _better(self, place: float, compared: AtSize) -> tuple[LowestLoss, float] | None:
+        """A loss at a budget next to this place below the least one there, of a depth without a minimum; and both."""
+        low = max((budget for budget in self.budgets if budget <= place * math.exp(NEAR_END)), default=place)
         high = min(
-            (budget for budget in self.budgets if budget >= flops * math.exp(-NEAR_END)), default=flops
+            (budget for budget in self.budgets if budget >= place * math.exp(-NEAR_END)), default=place
         )
         measured = {shape.depth for shape in compared.shapes}
         for lowest in self.lowest:
-            if low <= lowest.flops <= high and lowest.depth not in measured:
-                at_its_compute = self.reading.at(lowest.flops)
-                if at_its_compute is not None and lowest.loss < at_its_compute.loss:
-                    return lowest, at_its_compute.loss
+            if low <= lowest.budget <= high and lowest.depth not in measured:
+                at_its_budget = self.reading.at(lowest.budget)
+                if at_its_budget is not None and lowest.loss < at_its_budget.loss:
+                    return lowest, at_its_budget.loss
         return None
 
     @property
@@ -127,13 +151,8 @@ class ComputeAnswer:
         return tuple(shape for shape in map(self.at, self.budgets) if shape.depth is not None)
 
 
-def _nothing(flops: float, reason: Because, *, outside: bool = False) -> ComputeShape:
-    """The answer at a compute where there is none."""
-    return ComputeShape(flops, None, None, None, (None, None), "none", "", (reason,), outside)
-
-
 def compute_answer(study: Study) -> ComputeAnswer | None:
-    """The answer at equal compute of a study with several budgets of compute; None of any other."""
+    """The answer at equal compute or time of a study with several budgets of it; None of any other."""
     if study.comparison.tokens.rule not in RULES:
         return None
     table = compute_minima(study.runs.used)
@@ -146,4 +165,6 @@ def compute_answer(study: Study) -> ComputeAnswer | None:
     without = tuple(table.left_out.values())
     lowest = tuple(LowestLoss(*key, *value) for key, value in table.lowest.items())
     reading = replace(reading, width_step=width_step(study.runs.used))
-    return ComputeAnswer(tuple(budgets), crossings, reading, table.sizes, table.sd, without, lowest)
+    return ComputeAnswer(
+        table.unit, tuple(budgets), crossings, reading, table.sizes, table.sd, without, lowest
+    )

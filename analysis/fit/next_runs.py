@@ -15,7 +15,8 @@ from analysis.fit.rate_check import RateCheck, near_crossing
 from analysis.fit.study import Study
 from analysis.law.reading import AtSize
 from analysis.law.shape import ComputeShape
-from analysis.runs.columns import planned_compute
+from analysis.runs.columns import compute_unit, planned_compute
+from analysis.units import BudgetUnit
 from core.files import from_json
 
 #: FLOPs of the forward and backward pass per parameter and token (Kaplan et al. 2020, section 2.1).
@@ -24,14 +25,16 @@ FLOPS = 6
 
 @dataclass(frozen=True)
 class NextSizes:
-    """Sizes to add to a study at equal FLOPs, because the least loss of a depth is at an end of its sizes.
+    """Sizes to add to a study at equal FLOPs or time, because the least loss of a depth is at an end of its sizes.
 
     Attributes:
-        smaller, larger: (depth, FLOPs) with the least loss at the smallest and at the largest size.
+        smaller, larger: (depth, budget) with the least loss at the smallest and at the largest size.
+        unit: of the budgets.
     """
 
     smaller: tuple[tuple[int, float], ...]
     larger: tuple[tuple[int, float], ...]
+    unit: BudgetUnit = "FLOPs"
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,11 @@ def next_depth(rows: pd.DataFrame, best: Sequence[AtSize] | Sequence[ComputeShap
 
 
 def next_sizes(study: Study, answer: ComputeAnswer | None) -> NextSizes | None:
-    """The sizes missing in a study at equal FLOPs; None of another study, or with each least loss inside the sizes."""
+    """The sizes missing in a study at equal FLOPs or time; None of another study, or if none is missing."""
     planned = planned_compute(study.rows)
     if study.comparison.tokens.rule != "compute" or planned is None:
         return None
-    without = None if answer is None else {(item.depth, item.flops) for item in answer.lowest}
+    without = None if answer is None else {(item.depth, item.budget) for item in answer.lowest}
     smaller: list[tuple[int, float]] = []
     larger: list[tuple[int, float]] = []
     for _, part in study.rows.assign(at=planned).groupby(["at", "depth"]):
@@ -98,7 +101,7 @@ def next_sizes(study: Study, answer: ComputeAnswer | None) -> NextSizes | None:
         lowest = int(means.argmin())
         if lowest in (0, len(means) - 1):
             (larger if lowest else smaller).append(place)
-    return NextSizes(tuple(smaller), tuple(larger)) if smaller or larger else None
+    return NextSizes(tuple(smaller), tuple(larger), compute_unit(study.rows)) if smaller or larger else None
 
 
 def estimated_runs(study: Study, depth: int | None) -> NextRuns:

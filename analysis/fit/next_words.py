@@ -4,6 +4,7 @@ from typing import Any
 
 from analysis.fit.next_runs import AddedRuns, NextSizes
 from analysis.fit.rate_check import RateCheck
+from analysis.units import BudgetUnit, budget_text
 from core.files import to_json
 from core.numbers import counted, duration, layers, listed, listed_layers, scientific
 
@@ -24,7 +25,7 @@ def next_depth_sentence(depth: int, runs: AddedRuns | None) -> str:
 def next_sizes_sentence(sizes: NextSizes, runs: AddedRuns | None) -> str:
     """The sizes to train next."""
     sides = (("smallest", "smaller", sizes.smaller), ("largest", "larger", sizes.larger))
-    ends = [f"at the {end} size of {_places(places)}" for end, _, places in sides if places]
+    ends = [f"at the {end} size of {_places(places, sizes.unit)}" for end, _, places in sides if places]
     wanted = " and ".join(word for _, word, places in sides if places)
     cost = add = why = ""
     if runs and runs.refused:
@@ -40,11 +41,11 @@ def _runs_and_flops(runs: AddedRuns) -> str:
     return f" ({counted(runs.runs, 'run')}{flops})"
 
 
-def _places(places: tuple[tuple[int, float], ...]) -> str:
+def _places(places: tuple[tuple[int, float], ...], unit: BudgetUnit) -> str:
     """`2 and 4 layers at 1e15 FLOPs and 4 layers at 1e16 FLOPs`."""
-    computes = dict.fromkeys(flops for _, flops in places)
-    each = ((listed_layers([depth for depth, at in places if at == flops]), flops) for flops in computes)
-    return listed([f"{depths} at {scientific(flops)} FLOPs" for depths, flops in each])
+    budgets = dict.fromkeys(budget for _, budget in places)
+    each = ((listed_layers([depth for depth, at in places if at == budget]), budget) for budget in budgets)
+    return listed([f"{depths} at {budget_text(budget, unit)}" for depths, budget in each])
 
 
 def rate_sentence(check: RateCheck, runs: AddedRuns | None) -> str:

@@ -19,6 +19,7 @@ from analysis.fit.scores import SCORES, accuracy_data, graded_accuracy
 from analysis.intervals import Interval
 from analysis.law.answer_words import (
     COMPUTES,
+    TIMES,
     compute_sentence,
     largest,
     shape_sentence,
@@ -69,7 +70,7 @@ def in_short(fit: Fit) -> list[str]:
 
 def compute_sentences(compute: ComputeAnswer, level: float) -> list[str]:
     """The best shape of the largest budget with one, which depth to use at which compute, and why a budget has none."""
-    use = use_sentence(compute.reading, level, COMPUTES)
+    use = use_sentence(compute.reading, level, COMPUTES if compute.unit == "FLOPs" else TIMES)
     highest = compute.at(compute.budgets[-1])
     lines = [*map(compute_sentence, compute.best[-1:]), *filter(None, [use])]
     return lines if highest.depth else [*lines, compute_sentence(highest)]
@@ -275,10 +276,10 @@ def loss_words(nats: float, loss: float | None, unit: LossUnit) -> str:
     return text if loss is None else f"{text} ({digits(100 * nats / loss)} %)"
 
 
-#: Why a study at equal FLOPs has no answer.
+#: Why a study at equal FLOPs or equal training time has no answer.
 TOO_FEW = (
-    f"No depth is stated at any FLOPs: at least {LEAST_BUDGETS} values of them are needed, each with {LEAST_DEPTHS} "
-    f"depths of {LEAST_SIZES} sizes, and a least loss inside these sizes."
+    f"No depth is stated at any budget: at least {LEAST_BUDGETS} of them are needed, each with {LEAST_DEPTHS} depths "
+    f"of {LEAST_SIZES} sizes, and a least loss inside these sizes."
 )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from analysis.intervals import Interval
 from analysis.law.shape import ComputeShape, buildable_width
 from analysis.runs.words import qualified
+from analysis.units import minutes_text
 from core.numbers import (
     digits,
     duration,
@@ -56,6 +57,15 @@ COMPUTES = Axis(
     scientific,
     lambda interval: span(interval, scientific),
     "have no least loss inside their sizes",
+)
+
+
+TIMES = Axis(
+    "training time",
+    "of training",
+    minutes_text,
+    lambda interval: span(interval, minutes_text),
+    COMPUTES.absent,
 )
 
 
@@ -165,8 +175,12 @@ def short_answer(
 
 
 def compute_sentence(shape: ComputeShape) -> str:
-    """The shape of least loss for one compute, its tokens, and what other depths cost; or why none is stated."""
-    at = f"At {scientific(shape.flops)} FLOPs"
+    """The shape of least loss for one budget, its tokens, and what other depths cost; or why none is stated.
+
+    At equal time the tokens that other depths see are a part of their cost.
+    """
+    is_time = shape.budget_unit == "minutes"
+    at = f"In {shape.budget_text} of training" if is_time else f"At {shape.budget_text}"
     if shape.depth is None or shape.params is None or shape.tokens is None:
         return f"{at} no depth is stated: {shape.reason}."
     text = (
@@ -178,7 +192,8 @@ def compute_sentence(shape: ComputeShape) -> str:
         for other in shape.others[:MOST_SHAPES]:
             first = f"{layers(other.depth)} cost{'s' if other.depth == 1 else ''}"
             name = str(other.depth) if costs else first
-            costs.append(f"{name} +{digits(100 * other.excess / shape.loss)} %")
+            tokens = f" with {digits(other.tokens / shape.tokens)} of the tokens" if is_time else ""
+            costs.append(f"{name} +{digits(100 * other.excess / shape.loss)} %{tokens}")
         text += f"; {', '.join(costs)}{_near_words(shape.near)}"
     return f"{text} ({shape.reason})." if shape.reason else f"{text}."
 

@@ -116,11 +116,11 @@ class Reason(StrEnum):
     NO_FINITE_DEPTH = "no_finite_depth"
     """The law gives no finite depth with a width of one or more."""
     OUTSIDE_COMPUTES = "outside_computes"
-    """The compute lies outside those measured, from the first value to the second, in FLOPs."""
+    """The budget lies outside those measured, from the first value to the second, in the unit of the third."""
     FEW_MINIMA = "few_minima"
     """No two depths have a least loss inside their sizes at this compute."""
     BETTER_AT_END = "better_at_end"
-    """A depth without a least loss inside its sizes is better; depth, percent of the loss, its N and compute."""
+    """A depth without a least loss inside its sizes is better; depth, percent of the loss, N, budget and its unit."""
     WITHOUT_MINIMUM = "without_minimum"
     """Depths that may be the best, the values, have no least loss inside their sizes at this compute."""
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 from analysis.intervals import Interval, width_of
 from analysis.law.reasons import Because
 from analysis.law.words import texts_of
-from analysis.units import LOSS, LossUnit, UnitName, times
+from analysis.units import LOSS, BudgetUnit, LossUnit, UnitName, budget_text, times
 from core.command_line import call
 from core.errors import InputError
-from core.numbers import layers, scientific, short, span
+from core.numbers import layers, short, span
 
 if TYPE_CHECKING:
     from analysis.law.reading import AtSize
@@ -193,7 +193,7 @@ class Recommendation(Projection):
 
 @dataclass(frozen=True)
 class DepthAtCompute:
-    """A depth at its best size for one compute.
+    """A depth at its best size for one budget of training.
 
     Attributes:
         params, width, tokens: N of least loss, the width nearest to it that can be built, and the training tokens left.
@@ -209,24 +209,25 @@ class DepthAtCompute:
 
 @dataclass(frozen=True, repr=False)
 class ComputeShape:
-    """The shape and the training tokens of least loss for one compute.
+    """The shape and the training tokens of least loss for one budget of training.
 
     Attributes:
-        flops: training FLOPs.
+        flops: the budget in training FLOPs; None of a budget of time.
         depth: whole layers; None if none is stated, and `reasons` are why.
         params, tokens: N of least loss at this depth, and training tokens; None without a depth.
         depth_interval: of a measured depth as in `Recommendation`; by a published law that at fixed N = `params`.
         source, law: what the shape rests on, and that in words.
-        extrapolated: N or the depth lies outside those of a published law, or the compute outside that of a study.
+        extrapolated: N or the depth lies outside those of a published law, or the budget outside those of a study.
         loss: nats per token, of a measured shape.
         near: measured depths that are not excluded, the best included; None if the noise is not known.
-        others: the other depths measured at this compute, that of least loss first.
+        others: the other depths measured at this budget, that of least loss first.
         width_step, unit: as in `Recommendation`.
+        minutes: the budget in minutes of training, at the measured speed of each shape; None of FLOPs.
     """
 
     JSON_PROPERTIES: ClassVar = ("width", "reason")
 
-    flops: float
+    flops: float | None
     depth: int | None
     params: float | None
     tokens: float | None
@@ -240,13 +241,14 @@ class ComputeShape:
     others: tuple[DepthAtCompute, ...] = ()
     width_step: int | None = None
     unit: UnitName = "nats per token"
+    minutes: float | None = None
 
     def __repr__(self) -> str:
         shape = "no depth"
         if self.depth is not None and self.params is not None and self.tokens is not None:
             size = f"{short(self.params)} parameters, {short(self.tokens)} tokens"
             shape = f"{layers(self.depth)} × {self.width} wide, {size}"
-        return f"<{type(self).__name__} for {scientific(self.flops)} FLOPs: {shape}>"
+        return f"<{type(self).__name__} for {self.budget_text}: {shape}>"
 
     @property
     def reason(self) -> str | None:
@@ -259,6 +261,21 @@ class ComputeShape:
         if self.depth is None or self.params is None:
             return None
         return buildable_width(width_of(self.params, self.depth), self.width_step)
+
+    @property
+    def budget(self) -> float:
+        """The FLOPs or the minutes."""
+        return (self.minutes if self.flops is None else self.flops) or 0.0
+
+    @property
+    def budget_unit(self) -> BudgetUnit:
+        """The unit of `budget`."""
+        return "minutes" if self.flops is None else "FLOPs"
+
+    @property
+    def budget_text(self) -> str:
+        """`1e18 FLOPs`, or `5.0 min`."""
+        return budget_text(self.budget, self.budget_unit)
 
 
 AnyShape = TypeVar("AnyShape", Recommendation, ComputeShape)

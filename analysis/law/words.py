@@ -6,7 +6,8 @@ from analysis.law.reasons import Because, Reason
 from analysis.runs.remarks import About, Remark
 from analysis.runs.words import filled
 from analysis.runs.words import text_of as remark_text
-from core.numbers import counted, digits, human, layers, listed, scientific
+from analysis.units import budget_number, budget_text
+from core.numbers import counted, digits, human, layers, listed
 
 
 def _small_lead(end: str, model: str) -> Callable[..., str]:
@@ -129,13 +130,13 @@ WORDS: Mapping[Reason, str | Callable[..., str]] = {
     ),
     Reason.WIDTH_FALLS: "the width at the crossing does not rise with the depth",
     Reason.NO_FINITE_DEPTH: "the law gives no finite depth with a width of one or more",
-    Reason.OUTSIDE_COMPUTES: lambda low, high: (
-        f"the budgets of compute measured reach from {scientific(low)} to {scientific(high)} FLOPs"
+    Reason.OUTSIDE_COMPUTES: lambda low, high, unit: (
+        f"the budgets measured reach from {budget_number(low, unit)} to {budget_text(high, unit)}"
     ),
     Reason.FEW_MINIMA: "no two depths have a least loss inside their sizes there",
-    Reason.BETTER_AT_END: lambda depth, percent, params, flops: (
+    Reason.BETTER_AT_END: lambda depth, percent, params, budget, unit: (
         f"{layers(depth)} have a loss {digits(percent)} % below the least one of any other depth, with "
-        f"{human(params)} parameters at {scientific(flops)} FLOPs, but no least loss inside their sizes"
+        f"{human(params)} parameters at {budget_text(budget, unit)}, but no least loss inside their sizes"
     ),
     Reason.WITHOUT_MINIMUM: lambda *depths: (
         f"{listed([layers(depth) for depth in depths])} have no least loss inside their sizes there"

@@ -106,7 +106,8 @@ def first_figure(context: Context) -> Figure:
     """The figure of the first screen: what each depth costs, or the losses if no two depths can be compared."""
     few = "one depth only" if len(context.colours) == 1 else "too few sizes with two depths to compare"
     few = few if context.fit.tokens.comparable else "the training tokens differ, so no depths are compared"
-    few = "at several FLOPs" if context.fit.tokens.rule == "compute" else few
+    if context.fit.tokens.rule == "compute":
+        few = f"at several {'FLOPs' if context.fit.tokens.budget_unit == 'FLOPs' else 'training times'}"
     return excess.figure(context) or replace(loss.figure(context), title=f"Loss against size: {few}")
 
 

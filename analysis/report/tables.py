@@ -20,7 +20,7 @@ from analysis.law.words import text_of
 from analysis.runs.costs import ShapeCosts, costs_of_one_device
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Columns, Table, table_of
-from analysis.units import NATS, UnitName, times
+from analysis.units import NATS, UnitName, budget_number, times
 from core.numbers import (
     counted,
     digits,
@@ -30,7 +30,6 @@ from core.numbers import (
     first_few,
     percent,
     prefixed,
-    scientific,
     short,
     span,
 )
@@ -243,10 +242,10 @@ def _nearest(rows: Sequence[ShapeCosts], depth: int, params: float) -> dict[int,
 
 
 def compute_table(fit: Fit) -> Table | None:
-    """The best shape and tokens of each budget of compute; None without several budgets."""
+    """The best shape and tokens of each budget of compute or training time; None without several budgets."""
     if fit.compute is None or not fit.compute.best:
         return None
-    unit = fit.loss_unit
+    unit, is_flops = fit.loss_unit, fit.compute.unit == "FLOPs"
 
     def tied(shape: ComputeShape) -> str:
         if shape.near is None:
@@ -254,7 +253,9 @@ def compute_table(fit: Fit) -> Table | None:
         return ", ".join(str(depth) for depth in shape.near if depth != shape.depth) or "none"
 
     columns: Columns = {
-        Column("FLOPs"): lambda shape: scientific(shape.flops),
+        Column("FLOPs" if is_flops else "training time"): lambda shape: budget_number(
+            shape.budget, shape.budget_unit
+        ),
         Column("best depth", look="strong"): lambda shape: str(shape.depth),
         Column("width", look="strong"): lambda shape: str(shape.width),
         Column("N"): lambda shape: short(shape.params),
@@ -263,14 +264,17 @@ def compute_table(fit: Fit) -> Table | None:
         Column("statistically tied", right=False): tied,
     }
     note = (
-        f"N and tokens of least loss for each compute, from a line through the best sizes of each depth, about which "
-        f"one scatters by {percent(round(math.expm1(fit.compute.size_sd), 2))}. There is no law in the width for the "
-        "crossings in compute, because N differs between depths at one compute."
+        f"N and tokens of least loss for each {'compute' if is_flops else 'training time'}, from a line through the "
+        f"best sizes of each depth, about which one scatters by {percent(round(math.expm1(fit.compute.size_sd), 2))}. "
+        "There is no law in the width for these crossings, because N differs between depths at one "
+        f"{'compute' if is_flops else 'time'}."
     )
     left_out = fit.compute.left_out
     if left_out:
         note += f" Without a least loss: {first_few(left_out, '; ')}."
-    return table_of("best shapes at equal compute", fit.compute.best, columns, note)
+    return table_of(
+        f"best shapes at equal {'compute' if is_flops else 'training time'}", fit.compute.best, columns, note
+    )
 
 
 def _loss_column(unit: UnitName) -> Column:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import pandas as pd
 
 from analysis.runs.headings import NAMES, column_of, last_part, loss_heading, names_in, words_of
+from analysis.units import BudgetUnit
 from core.command_line import option, try_with
 from core.errors import InputError, did_you_mean, near_misses, shortened
 
@@ -28,6 +29,8 @@ OPTIONAL_NUMBERS = ("vocabulary", "context", EPOCHS)
 OPTIONAL_TEXT = ("protocol", "purpose")
 #: Training FLOPs of a run, and those that a study at equal FLOPs planned for it, from which whole steps differ by 1 %.
 FLOPS, COMPUTE, NEAR_PLANNED = "flops", "compute", 0.02
+#: The unit of the column `compute`; without this column it is in FLOPs.
+COMPUTE_UNIT = "compute_unit"
 #: The table's own count of parameters, kept if N is counted as 12·L·d² and the two differ.
 TABLE_PARAMS = "table_params"
 #: The largest width that a heading is proposed for.
@@ -50,16 +53,27 @@ def numeric(column: pd.Series) -> pd.Series:
 
 
 def planned_compute(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the training FLOPs planned for each row; None unless all rows are of a study at two values or more.
+    """Return the FLOPs or minutes planned for each row; None unless all rows are of a study at two values or more.
 
-    A foreign table may have anything in a column of this name, so each must be near the row's own FLOPs.
+    `compute_unit` is their unit. A foreign table may have anything in a column named `compute`, so FLOPs must be near
+    the row's own; of minutes the column of the unit says what they are.
     """
-    if COMPUTE not in rows or FLOPS not in rows:
+    if COMPUTE not in rows:
         return None
-    planned, computed = numeric(rows[COMPUTE]), numeric(rows[FLOPS])
-    if not ((planned > 0) & ((computed / planned - 1).abs() <= NEAR_PLANNED)).all() or planned.nunique() < 2:
+    planned = numeric(rows[COMPUTE])
+    if compute_unit(rows) == "minutes":
+        is_planned = planned > 0
+    elif FLOPS in rows:
+        is_planned = (planned > 0) & ((numeric(rows[FLOPS]) / planned - 1).abs() <= NEAR_PLANNED)
+    else:
         return None
-    return planned
+    return planned if is_planned.all() and planned.nunique() > 1 else None
+
+
+def compute_unit(rows: pd.DataFrame) -> BudgetUnit:
+    """Return the unit of the column `compute`."""
+    has_unit = COMPUTE in rows and COMPUTE_UNIT in rows
+    return "minutes" if has_unit and (rows[COMPUTE_UNIT] == "minutes").all() else "FLOPs"
 
 
 def refuse_repeated(frame: pd.DataFrame, source: str) -> None:

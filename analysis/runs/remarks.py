@@ -93,7 +93,7 @@ class About(StrEnum):
     GROUPS = "groups"
     """Losses are compared inside groups of equal N and tokens: their number, the fewest and the most tokens."""
     COMPUTES = "computes"
-    """Depths are compared at each of several values of FLOPs: the least and the largest."""
+    """Depths are compared at each of several budgets: the least, the largest, and their unit."""
     NO_COMMON_TOKENS = "no_common_tokens"
     """The shapes have no number of training tokens in common: the fewest and the most."""
     TOKENS_BY_TABLE_COUNT = "tokens_by_table_count"
@@ -132,9 +132,9 @@ class About(StrEnum):
     """All rows of some shapes diverged: the depth and N of each."""
 
     FEW_SIZES_AT_COMPUTE = "few_sizes_at_compute"
-    """No least loss, because a depth has too few sizes: the depth, the sizes, the sizes needed, and the FLOPs."""
+    """No least loss, because a depth has too few sizes: the depth, the sizes, those needed, the budget and its unit."""
     LEAST_AT_END = "least_at_end"
-    """No least loss inside the sizes of a depth: the depth and the FLOPs."""
+    """No least loss inside the sizes of a depth: the depth, the budget and its unit."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ one number of tokens, shapes are comparable when those of one size have the same
 parameter: then the curves of two depths meet at equal N and equal tokens. If all shapes have one number of tokens per
 parameter, crossings, laws and projections hold along that line of N and tokens, and for no other ratio. If tokens
 differ from size to size in another way, as at several budgets of compute, losses are compared inside groups of equal N
-and equal tokens. A study at equal FLOPs names those of each run, and is compared at these. Only ratios of tokens
-matter, not their unit.
+and equal tokens. A study at equal FLOPs or equal training time names those of each run, and is compared at these. Only
+ratios of tokens matter, not their unit.
 """
 
 import math
@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.runs.columns import TABLE_PARAMS, TOKEN_GROUP, planned_compute
+from analysis.runs.columns import TABLE_PARAMS, TOKEN_GROUP, compute_unit, planned_compute
 from analysis.runs.left_out import RowReason, WhyNot
 from analysis.runs.remarks import About, Remark, first_names
 from analysis.runs.words import text_of, texts_of
+from analysis.units import BudgetUnit
 from core.command_line import option
 from core.errors import InputError
 
@@ -63,7 +64,8 @@ class TokenRule:
         rule: `unknown` (no row has tokens), `equal` (all the same), `level` (one of several), `ratio` (one number of
             tokens per parameter), `with_params` (tokens rise with N, equal at equal N), `equal_compute` (N·tokens is
             the same, so tokens are equal at equal N), `groups` (compared inside groups of equal N and tokens),
-            `compute` (a study at equal FLOPs: the best sizes of the depths are compared at each) or `unequal`.
+            `compute` (a study at equal FLOPs or equal time: the best sizes of the depths are compared at each) or
+            `unequal`.
         compared: the level compared, in the table's unit, for `ratio` the tokens per parameter; None if there is no
             single one.
         levels: all levels, ascending.
@@ -84,6 +86,12 @@ class TokenRule:
     def comparable(self) -> bool:
         """Whether depths of one N have the same tokens, as far as is known; else their losses show no crossing."""
         return self.rule not in ("compute", "unequal")
+
+    @property
+    def budget_unit(self) -> BudgetUnit:
+        """The unit of the budgets at which a table of the rule `compute` is compared."""
+        units = [remark.values[-1] for remark in self.remarks if remark.about is About.COMPUTES]
+        return "minutes" if units == ["minutes"] else "FLOPs"
 
     @property
     def ratio(self) -> float | None:
@@ -130,7 +138,7 @@ def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
     planned = planned_compute(used) if tokens is None else None
     if planned is not None:
         values, at = np.unique(planned, return_inverse=True)
-        about = Remark(About.COMPUTES, (float(values[0]), float(values[-1])))
+        about = Remark(About.COMPUTES, (float(values[0]), float(values[-1]), compute_unit(used)))
         rule = _unequal("compute", np.unique(used["tokens"]), about, Remark(About.DIFFER_AT_EQUAL_N))
         return TokenChoice(rule, used.assign(**{TOKEN_GROUP: at}), {})
     value = used["tokens"].where(np.isfinite(used["tokens"]) & (used["tokens"] > 0))

@@ -6,6 +6,7 @@ from typing import Any
 
 from analysis.runs.left_out import RowReason, WhyNot
 from analysis.runs.remarks import NAMED, About, Remark, Value
+from analysis.units import budget_number, budget_text
 from core.command_line import option
 from core.numbers import counted, digits, first_few, human, layers, listed, scientific
 
@@ -218,9 +219,10 @@ WORDS: Mapping[About, str | Callable[..., str]] = {
         "Losses are compared inside {} groups of equal N and equal training tokens ({:.4g} to {:.4g}), in which the "
         "best depth is taken to depend on N alone."
     ).format,
-    About.COMPUTES: lambda low, high: (
-        f"Depths are compared at equal FLOPs ({scientific(low)} to {scientific(high)}), each at its best size. "
-        "Training tokens differ at equal N, so there is no crossing in N, and no projection beyond these FLOPs."
+    About.COMPUTES: lambda low, high, unit="FLOPs": (
+        f"Depths are compared at equal {'FLOPs' if unit == 'FLOPs' else 'training time'} ({budget_number(low, unit)} "
+        f"to {budget_number(high, unit)}), each at its best size. Training tokens differ at equal N, so there is no "
+        f"crossing in N, and no projection beyond {'these FLOPs' if unit == 'FLOPs' else 'this time'}."
     ),
     About.NO_COMMON_TOKENS: (
         "No number of training tokens is common to the shapes ({:.4g} to {:.4g}), and tokens differ at similar N; "
@@ -260,11 +262,11 @@ WORDS: Mapping[About, str | Callable[..., str]] = {
         "layers). Deep models may be trained too little there: do not project from these crossings."
     ),
     About.LOST_SHAPES: _lost_shapes,
-    About.FEW_SIZES_AT_COMPUTE: lambda depth, sizes, needed, flops: (
-        f"{layers(depth)}: {counted(sizes, 'size')}, and a minimum needs {needed}, at {scientific(flops)} FLOPs"
+    About.FEW_SIZES_AT_COMPUTE: lambda depth, sizes, needed, budget, unit: (
+        f"{layers(depth)}: {counted(sizes, 'size')}, and a minimum needs {needed}, at {budget_text(budget, unit)}"
     ),
-    About.LEAST_AT_END: lambda depth, flops: (
-        f"{layers(depth)}: the least loss is at an end of the sizes at {scientific(flops)} FLOPs"
+    About.LEAST_AT_END: lambda depth, budget, unit: (
+        f"{layers(depth)}: the least loss is at an end of the sizes at {budget_text(budget, unit)}"
     ),
 }
 

@@ -39,6 +39,7 @@ MOST_KEYS, MOST_VALUE = 6, 60
 NOT_COMPARABLE = (
     "data.",
     "frontier.flops",
+    "frontier.minutes",
     *(f"training.{key}" for key in ("tokens", "tokens_per_parameter", "steps", "batch", "context")),
 )
 

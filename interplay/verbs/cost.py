@@ -1,6 +1,5 @@
 """`interplay cost`: what each shape of a study costs in training and in use, measured alone on this machine."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -9,10 +8,11 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 
 from analysis.runs.costs import ShapeCosts
+from analysis.units import BudgetUnit, budget_number
 from core.command_line import call, relative
 from core.extras import need
 from core.files import to_json
-from core.numbers import counted, digits, prefixed, scientific, short
+from core.numbers import counted, digits, prefixed, short
 from interplay.result import VerbResult
 from interplay.terminal import Sentence, pasteable, text_table
 from interplay.verbs.load_spec import load_spec, name_of
@@ -42,8 +42,8 @@ class StudyCosts(VerbResult):
         name: of the study.
         file: with these rows and those of other devices.
         rows: one per shape and batch, by size and depth.
-        sizes: the number at which a shape is compared with other depths: N, or with `frontier.flops` the FLOPs.
-        by_flops: whether these are FLOPs.
+        sizes: the number at which a shape is compared with others: N, or with `frontier.flops` or `minutes` these.
+        unit: of these FLOPs or minutes; None for N.
         new: number of shapes that were measured now; the others were measured before.
         left_out: shapes that were not measured, because they take several devices.
         again: the command that measures them again.
@@ -53,7 +53,7 @@ class StudyCosts(VerbResult):
     file: Path
     rows: list[ShapeCosts]
     sizes: dict[tuple[int, int], float]
-    by_flops: bool
+    unit: BudgetUnit | None
     new: int
     left_out: list[Shape]
     again: str
@@ -73,24 +73,24 @@ class StudyCosts(VerbResult):
         by_shape: dict[tuple[int, int], dict[int, ShapeCosts]] = {}
         for row in self.rows:
             by_shape.setdefault((row.depth, row.width), {})[row.batch] = row
-        size_text: Callable[[float], str] = scientific if self.by_flops else short
         lines: list[list[str]] = []
         for size, group in groupby(by_shape.items(), key=lambda item: self.sizes[item[0]]):
             shapes = list(group)
             _, shallowest = min(shapes, key=lambda item: item[0])
             for index, ((depth, width), batches) in enumerate(shapes):
-                # At equal FLOPs a depth has several sizes.
-                base = batches if self.by_flops else shallowest
+                # At equal FLOPs or minutes a depth has several sizes.
+                base = batches if self.unit else shallowest
+                place = short(size) if self.unit is None else budget_number(size, self.unit)
                 cells = [_with_ratio(batches, base, field, batch) for _, field, batch in MEASURES]
-                lines.append(["" if index else size_text(size), f"L{depth} d{width}", *cells])
-        names = ("FLOPs" if self.by_flops else "N", "shape", *(name for name, _, _ in MEASURES))
+                lines.append(["" if index else place, f"L{depth} d{width}", *cells])
+        names = (self.unit or "N", "shape", *(name for name, _, _ in MEASURES))
         return Group(
             text_table(self.name, names, lines, left=("shape",)), *map(Sentence, self._notes()),
             pasteable("To measure again: ", self.again),
         )  # fmt: skip
 
     def _notes(self) -> list[str]:
-        ratio = "" if self.by_flops else ", in parentheses its ratio to the shallowest shape of the size"
+        ratio = "" if self.unit else ", in parentheses its ratio to the shallowest shape of the size"
         notes = [
             f"{counted(self.new, 'shape')} measured now, in {relative(self.file)}. Each alone{ratio}. Prefill is that "
             "of one prompt, decode that of a new token, by the plain HuggingFace model."
@@ -156,7 +156,13 @@ def cost(
         )
     sizes = {(p.cell.shape.depth, p.cell.shape.width): p.compared_at for p in reversed(cells)}
     command = call("cost", name_of(spec), *changes, results=Path(results), again=True)
-    by_flops = loaded.frontier.flops is not None
     return StudyCosts(
-        loaded.name, paths.costs, measured.rows, sizes, by_flops, measured.new, measured.left_out, command
+        loaded.name,
+        paths.costs,
+        measured.rows,
+        sizes,
+        loaded.frontier.compute_unit,
+        measured.new,
+        measured.left_out,
+        command,
     )

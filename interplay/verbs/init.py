@@ -2,33 +2,36 @@
 
 import bisect
 import functools
-import json
 import math
 import shlex
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 
 from core.command_line import option
 from core.numbers import counted, duration, human, is_number, listed
-from interplay.result import VerbResult
-from interplay.terminal import pasteable
+from interplay.study_file import (
+    SCHEMA,
+    NewStudy,
+    context_of,
+    data_lines,
+    network_line,
+    plan_of_file,
+    write_study,
+)
+from interplay.timed_frontier import timed_sentences, timed_study
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.run.preparation import is_worth_timing, packed, time_steps
 from study.spec.devices import local_device
 from study.spec.frontier import TOKENS_PER_PARAMETER, FrontierSection, misses
-from study.spec.schema import json_schema
 from study.spec.study import parse_spec
 from trainables.data.sources.files import list_files
 from trainables.model.family import family
 
-#: The schema that editors read, beside the file of the study.
-SCHEMA = "interplay.schema.json"
 #: Largest budget over the smallest, in five budgets with a factor of two between neighbours.
 SPAN, POINTS = 16, 5
 MOST_HOURS = 100_000
@@ -50,46 +53,26 @@ SMALLEST, LARGEST, STEP = 5e4, 1e11, 1.05
 SMALL_BUDGETS = (1730, 3100, 6900, 12_300, 27_500)
 #: The same with widths that are multiples of 4.
 SMALL_ROTARY_BUDGETS = (3100, 6900, 12_300, 19_200, 27_500)
-#: Tolerances, of which a study has the first that lets every depth have a shape at every budget.
-TOLERANCES = (0.1, 0.12, 0.15, 0.2)
 #: Widths above the vocabulary limit what the embedding can pass on (Wies et al. 2021): wider models have a vocabulary
 #: of `BPE_VOCABULARY` entries.
-BYTES_WIDTH, BPE_VOCABULARY = 256, 4096
-
-TEMPLATE = """\
-# yaml-language-server: $schema={schema}
-# Written by: {command}
-# {cells} cells, about {time}. `interplay plan {file}` shows them, `interplay run {file}` trains them.
-# Keys that are not here have their defaults; docs/spec.md lists all.
-data:
-{data}
-
-frontier:
+BYTES_WIDTH = 256
+#: Tolerances, of which a study has the first that lets every depth have a shape at every budget.
+TOLERANCES = (0.1, 0.12, 0.15, 0.2)
+#: The shapes, the length and other learning rates of a study at equal N.
+SHAPES = """\
   # The question is which depth is best at each size, so the deepest should win at the largest budget.
   depths: {depths}
-  heads: {heads}
   # Sizes N = 12·L·d², without embeddings. The time follows from the largest.
   budgets: {budgets}
   # Largest relative difference of a shape's N from its budget; every depth has a shape at every budget.
-  tolerance: {tolerance}
-
-training:
-{network}  # 20 tokens per parameter of the largest budget (Hoffmann et al. 2022), at least {least}, for every shape.
+  tolerance: {tolerance}"""
+LENGTH = """\
+  # 20 tokens per parameter of the largest budget (Hoffmann et al. 2022), at least {least}, for every shape.
   # `tokens_per_parameter: 20` in its place trains each shape in proportion to its own N.
-  tokens: {tokens}
-  context: {context}
-  batch: 32
-  # min(0.01, 0.3/width). Whether it suits your data is not known before `sensitivity` has compared rates.
-  lr: {{rule: width, base: 0.3, exponent: -1, cap: 0.01}}
-  # One seed gives no interval.
-  seeds: {seeds}
-
+  tokens: {tokens}"""
+RATES = """\
 # Also train the cells next to each crossing at half and twice the learning rate:
-# sensitivity: {{lr_factors: [0.5, 2.0]}}
-
-resources:
-  device: {device}
-"""
+# sensitivity: {lr_factors: [0.5, 2.0]}"""
 
 
 @dataclass(frozen=True)
@@ -186,26 +169,12 @@ def _left_out(size: Size, usual: Size) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, repr=False)
-class NewStudy(VerbResult):
-    """A study that `init` wrote: its file, and sentences about it."""
-
-    file: Path
-    sentences: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the path of the file and the sentences."""
-        return {"file": str(self.file), "sentences": list(self.sentences)}
-
-    def __rich__(self) -> RenderableType:
-        return Group(*(pasteable(sentence) for sentence in self.sentences))
-
-
 def init(
     name: str,
     data: str | None = None,
     *,
-    hours: float = 1.0,
+    hours: float | None = None,
+    minutes: float | None = None,
     device: str | None = None,
     network: str = "gpt2",
     folder: str | Path = ".",
@@ -216,12 +185,14 @@ def init(
         interplay.init("mine", "texts/", hours=2).file
 
     On a machine whose speed is not known, a few steps are timed first, because the plan's constants can be several
-    times off. If no study is as short as the given time, the smallest is written.
+    times off. If no study is as short as the given time, the smallest is written. With `minutes` the training speed of
+    each shape is measured on this machine, and depths are compared at equal training time up to these minutes.
 
     Args:
         name: name of the study, with or without `.yaml`.
         data: text of the user: a file, a folder or a glob pattern; None for the Python sources of this machine.
-        hours: the time that the study may take, which its size follows from.
+        hours: the time that the study may take, which its size follows from; by default 1.
+        minutes: instead of hours the training time of one model, for which the best shape is asked.
         device: key of a device; None for that of this machine.
         folder: where both files are written.
         network: family of the models.
@@ -236,35 +207,45 @@ def init(
     file = folder / f"{name}.yaml"
     if file.exists():
         raise SpecError(f"{file} exists, and `init` replaces no file; choose another name, or remove it.")
-    if not (is_number(hours) and 0 < hours <= MOST_HOURS):
+    if hours is not None and minutes is not None:
         raise SpecError(
-            f"{option('hours', hours)} is not between 0 and {MOST_HOURS:,}; "
-            "give the hours of the study, such as 2."
+            f"{option('hours', hours)} and {option('minutes', minutes)} exclude each other: hours are those of the "
+            "whole study, minutes those of one model; give one of them."
         )
+    hours = 1.0 if hours is None else hours
+    for unit, given in (("hours", hours), ("minutes", minutes)):
+        if given is not None and not (is_number(given) and 0 < given <= MOST_HOURS):
+            what = (
+                "the hours of the study, such as 2"
+                if unit == "hours"
+                else "the minutes of one model, such as 5"
+            )
+            raise SpecError(f"{option(unit, given)} is not between 0 and {MOST_HOURS:,}; give {what}.")
     if data is not None:
         list_files((data,), "auto", Path())
     family(network)
     device = device or local_device()
     options = [f"--data {shlex.quote(data)}"] if data is not None else []
     options += [f"--network {network}"] if network != "gpt2" else []
-    options += [f"--hours {hours:g}", f"--device {device}"]
+    options += [f"--hours {hours:g}" if minutes is None else f"--minutes {minutes:g}", f"--device {device}"]
     head = {
         "schema": SCHEMA,
         "command": " ".join(["interplay init", shlex.quote(name), *options]),
         "file": shlex.quote(file.name),
     }
+    console = progress or Console(quiet=True)
+    if minutes is not None:
+        frontier, values = timed_study(name, data, device, network, minutes, console)
+        plan = plan_of_file(name, values)
+        return write_study(file, head, values, plan, device, timed_sentences(frontier, plan, minutes))
     choices = sizes(network)
     usual = next(index for index, size in enumerate(choices) if size.seeds == SEEDS)
 
     @functools.cache
-    def study_of(size: Size) -> tuple[Plan, str]:
-        """The plan of a study of this size, and the text of its file."""
+    def study_of(size: Size) -> tuple[Plan, dict[str, object]]:
+        """The plan of a study of this size, and the values of its file."""
         values = _values(data, device, size)
-        # Without the head: a name that the spec refuses may hold a line break.
-        raw = yaml.safe_load(TEMPLATE.format(cells="", time="", **dict.fromkeys(head, ""), **values))
-        plan = make_plan(parse_spec({"name": name, **raw}, f"the study {name}")).trainable()
-        time = duration(plan.hours * 3600)
-        return plan, TEMPLATE.format(cells=len(plan.cells), time=time, **head, **values)
+        return plan_of_file(name, values), values
 
     def fitting_in(hours: float) -> int:
         """The place of the largest study that fits, else of the smallest."""
@@ -273,14 +254,11 @@ def init(
     timed, _ = study_of(choices[fitting_in(min(hours, TIMED_HOURS))])
     notes = []
     if is_worth_timing(timed):
-        notes = _time_steps(timed, progress or Console(quiet=True))
+        notes = _time_steps(timed, console)
         study_of.cache_clear()
     chosen = fitting_in(hours)
-    plan, text = study_of(choices[chosen])
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SCHEMA).write_text(json.dumps(json_schema(), indent=1), encoding="utf-8")
-    file.write_text(text, encoding="utf-8")
-    shown, time = shlex.quote(str(file)), duration(plan.hours * 3600)
+    plan, values = study_of(choices[chosen])
+    time = duration(plan.hours * 3600)
     if plan.hours > hours:
         notes.insert(
             0,
@@ -290,15 +268,8 @@ def init(
         left_out = listed(_left_out(choices[chosen], choices[usual]))
         needed = math.ceil(100 * study_of(choices[usual])[0].hours) / 100
         notes.insert(0, f"Left out, for the time: {left_out}. {option('hours', needed)} has room for them.")
-    again = [f"To time the steps again: interplay try {shown}"] if plan.planner.speed else []
-    sentences = (
-        f"{file}: {len(plan.cells)} cells, about {time} on {device}: {choices[chosen]}.",
-        *notes,
-        *plan.notes,
-        *again,
-        f"Next: interplay plan {shown}, then interplay run {shown}",
-    )
-    return NewStudy(file, sentences)
+    again = [f"To time the steps again: interplay try {shlex.quote(str(file))}"] if plan.planner.speed else []
+    return write_study(file, head, values, plan, device, [str(choices[chosen]), *notes, *plan.notes, *again])
 
 
 def _time_steps(plan: Plan, console: Console) -> list[str]:
@@ -329,30 +300,18 @@ def _time_steps(plan: Plan, console: Console) -> list[str]:
 
 def _values(data: str | None, device: str, size: Size) -> dict[str, object]:
     """Return the values of `TEMPLATE` for a study of a size."""
-    source = [
-        "  # The Python sources of this machine; for your own text `path: FILE or FOLDER` instead.",
-        "  kind: python-source",
-    ]
-    if data is not None:
-        path = str(Path(data).expanduser().resolve())
-        source = [f"  path: {json.dumps(path, ensure_ascii=False)}"]
-    if size.is_wide:
-        source += [
-            "  # A model wider than its vocabulary gains little from the width (Wies et al. 2021).",
-            "  tokenizer: bpe",
-            f"  vocabulary: {BPE_VOCABULARY}",
-        ]
+    shapes = SHAPES.format(depths=list(size.depths), budgets=size.budgets_yaml, tolerance=size.tolerance)
+    least = human(min(size.tokens, LEAST_TOKENS), 1)
     return {
-        "data": "\n".join(source),
-        "depths": list(size.depths),
+        "data": data_lines(data, is_wide=size.is_wide),
         "heads": size.heads,
-        "budgets": size.budgets_yaml,
-        "tolerance": size.tolerance,
+        "shapes": shapes,
+        "length": LENGTH.format(least=least, tokens=f"{size.tokens:_}"),
+        "batch": 32,
         "seeds": size.seeds,
-        "context": 128 if device == "cpu" else 512,
-        "tokens": f"{size.tokens:_}",
-        "network": "" if size.network == "gpt2" else f"  network: {size.network}\n",
-        "least": human(min(size.tokens, LEAST_TOKENS), 1),
+        "context": context_of(device),
+        "network": network_line(size.network),
+        "rates": RATES,
         "device": device,
     }
 

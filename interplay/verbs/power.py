@@ -119,10 +119,10 @@ def plan_power(
     """
     if not is_count(studies):
         raise InputError(f"{option('studies')} is {studies!r}; give a number of simulated studies, as 72.")
-    if plan.planner.spec.frontier.flops is not None:
+    if (unit := plan.planner.spec.frontier.compute_unit) is not None:
         raise SpecError(
-            f"A simulation has crossings at equal N, and {plan.name!r} compares depths at equal FLOPs; give "
-            "`frontier.budgets` in place of `frontier.flops`."
+            f"A simulation has crossings at equal N, and {plan.name!r} compares depths at equal {unit}; give "
+            f"`frontier.budgets` in place of {plan.planner.spec.frontier.compute_key}."
         )
     shapes = shapes_of_plan(plan)
     depths = sorted({depth for depth, _, _ in shapes})

@@ -13,10 +13,11 @@ from analysis.audit.recommend import (
     compare,
     read_sizes,
     recommend_at_compute,
+    recommend_in_time,
     recommend_one,
     shapes_of_sizes,
 )
-from analysis.fit.recommendation import NamedFit, read_fit
+from analysis.fit.recommendation import NamedFit, named_fit, read_fit
 from analysis.law.at_limit import AtLimit, CostKind, Limit
 from analysis.law.near_optimal import Within
 from analysis.law.shape import ComputeShape, Recommendation, looks_like_flops
@@ -64,7 +65,8 @@ def recommend(
         params: N, as a number or as text such as "7B".
         flops: a budget of training FLOPs instead of N, such as 1e20.
         latency: instead of N the time of one token of decoding, in seconds or as text such as "5ms".
-        train_time: instead of N the time of the training, in seconds or as text such as "2h".
+        train_time: instead of N the time of the training, in seconds or as text such as "2h"; by a study at equal
+            training time the shape of least loss in this time, else by the costs of a study.
         kv: instead of N the bytes of the key-value cache per token, as a number or as text such as "64k".
         batch: sequences that are decoded at a time, of a latency.
         device: whose costs count, if several were measured.
@@ -82,7 +84,16 @@ def recommend(
     if limit := limit_of(latency, train_time, kv, batch):
         if any(value is not None for value in (params, flops, law, within)):
             raise InputError(_ONE_LIMIT.format(option(_OPTIONS[limit.kind])))
-        return Recommended(at_limit_of(limit, fit, device, results), "measured losses and costs")
+        given = named(fit, results)
+        timed = named_fit(given) if limit.kind is CostKind.TRAIN_TIME and given is not None else None
+        if timed and timed.fit.compute and timed.fit.compute.unit == "minutes":
+            if device is not None:
+                raise InputError(
+                    f"{option('device')} chooses among costs, and {timed.name} has the training times of its spec; "
+                    "leave it out."
+                )
+            return Recommended(recommend_in_time(timed, limit.value), f"losses of {timed.name}")
+        return Recommended(at_limit_of(limit, given, device), "measured losses and costs")
     if params is not None and flops is None and law is None and fit is None:
         return Recommended(compare([params], within)[0], "all published evidence")
     source, shape = recommend_one(named(fit, results), law, params, flops, within)
@@ -176,20 +187,16 @@ def limit_of(
     return Limit(kind, value, batch)
 
 
-def at_limit_of(
-    limit: Limit, fit: "Answer | str | Path | None", device: str | None, results: str | Path
-) -> AtLimit:
+def at_limit_of(limit: Limit, source: Path | NamedFit | None, device: str | None) -> AtLimit:
     """Return what the losses and the measured costs of a study say about a limit.
 
     Raises:
-        SpecError: as of `named`.
         InputError: there is no fit, its folder has no run table or no costs, or as of `recommend_at_limit`.
     """
     from analysis.fit.limits import recommend_at_limit
     from analysis.fit.study import study_of
     from analysis.runs.costs import COSTS, read_costs
 
-    source = None if fit is None or not isinstance(fit, str | Path) else named(fit, results)
     if not isinstance(source, Path):
         raise InputError(
             f"{option(_OPTIONS[limit.kind])} needs the losses and the measured costs of a study: give its name or "

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from core.numbers import digits, scientific, short
+from analysis.units import BudgetUnit, budget_text
+from core.numbers import digits, short
 from study.errors import SpecError
 from study.plan.cost import Cost
 from study.plan.layouts import (
@@ -44,11 +45,13 @@ class PlannedCell:
     budget: float
     """The target of N this shape was chosen for; with hand-written widths, the shape's own N."""
     compute: float | None
-    """The target of `flops`, at which depths are compared; None if they are compared at equal N."""
+    """The FLOPs or minutes at which depths are compared; None if they are compared at equal N."""
     lr_factor: float
     """The multiple of the learning-rate rule; the cell's `lr` includes it."""
     costs: "ShapeCost" = field(compare=False, repr=False)
     """What its shape costs by its recipe."""
+    compute_unit: BudgetUnit | None = None
+    """The unit of `compute`."""
     level: str = ""
     """The training tokens, or the compute, in words, if the study has several numbers of them."""
     purpose: str = ""
@@ -112,7 +115,7 @@ class PlannedCell:
 
     @property
     def compared_at(self) -> float:
-        """The budget, or with `frontier.flops` the compute, at which this cell is compared with other depths."""
+        """The budget, or with `frontier.flops` or `minutes` the compute, at which this cell is compared."""
         return self.budget if self.compute is None else self.compute
 
     @property
@@ -128,6 +131,7 @@ class PlannedCell:
             "name": self.title,
             "budget": self.budget,
             **({} if self.compute is None else {"compute": self.compute}),
+            **({"compute_unit": self.compute_unit} if self.compute_unit == "minutes" else {}),
             **cell.shape.model_dump(),
             **cell.recipe.model_dump(include={"network", *OPTIONAL}),
             "seed": cell.seed,
@@ -280,6 +284,7 @@ class Planner:
             cell=self.trained(shape, factor, seed, costs.recipe),
             budget=sized.budget,
             compute=sized.compute,
+            compute_unit=None if sized.compute is None else self.spec.frontier.compute_unit,
             lr_factor=factor,
             costs=costs,
             level=_level(self.spec, sized, costs.recipe),
@@ -307,7 +312,7 @@ class Planner:
 def _level(spec: StudySpec, sized: FrontierShape, recipe: Recipe) -> str:
     """See `PlannedCell.level`."""
     if sized.compute is not None:
-        return f"{scientific(sized.compute)} FLOPs"
+        return budget_text(sized.compute, spec.frontier.compute_unit or "FLOPs")
     return f"{short(recipe.tokens, 3)} tokens" if spec.training.has_levels else ""
 
 

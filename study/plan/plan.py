@@ -10,9 +10,10 @@ from typing import Any
 
 from analysis.runs.epochs import repeated
 from analysis.runs.words import texts_of
+from analysis.units import budget_text
 from core.command_line import call
 from core.errors import InputError, shortened, some
-from core.numbers import counted, scientific
+from core.numbers import counted
 from study.errors import SpecError
 from study.plan.cells import PlannedCell, Planner, describe_network, make_planner
 from study.plan.layouts import ClusterCapacity, gigabytes
@@ -336,11 +337,14 @@ def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
         notes.append(f"{steps} steps: the shortest cells are mostly warm-up; {fix}")
     sizes = {(p.compute, p.cell.shape) for p in cells if p.compute is not None}
     each = Counter((compute, shape.depth) for compute, shape in sizes)
+    unit = spec.frontier.compute_unit or "FLOPs"
+    more = "a larger `frontier.tolerance` or a longer `frontier.spread` has more"
+    more = more if unit == "FLOPs" else "add shapes with their speed to `frontier.minutes`"
     for (compute, depth), count in sorted(each.items()):
         if count < LEAST_FACTORS:
             notes.append(
-                f"depth {depth} has {counted(count, 'size')} at {scientific(compute)} FLOPs, and a least loss inside "
-                f"its sizes needs {LEAST_FACTORS}; a larger `frontier.tolerance` or a longer `frontier.spread` has more"
+                f"depth {depth} has {counted(count, 'size')} at {budget_text(compute, unit)}, and a least loss inside "
+                f"its sizes needs {LEAST_FACTORS}; {more}"
             )
     gangs = [p for p in cells if p.layout.ranks > 1]
     if gangs:

@@ -7,13 +7,14 @@ from pydantic import BaseModel, ConfigDict
 
 from analysis.runs.columns import BITS_PER_BYTE
 from analysis.runs.table import RunTable
+from analysis.units import BudgetUnit
 from trainables.model.family import OPTIONAL
 from trainables.progress import Evaluation, Point
 
 #: Fields of a row that are columns of the run table, where they are not None.
 COLUMNS = (
-    *("depth", "width", "heads", "params", "total_params", "budget", "compute", "seed", "lr", "lr_factor"),
-    *("tokens", "flops", "network", *OPTIONAL),
+    *("depth", "width", "heads", "params", "total_params", "budget", "compute"),
+    *("compute_unit", "seed", "lr", "lr_factor", "tokens", "flops", "network", *OPTIONAL),
 )
 
 Status = Literal["done", "diverged", "failed"]
@@ -36,7 +37,9 @@ class CellFields(BaseModel):
     budget: float
     """The target of N for which the shape was chosen."""
     compute: float | None = None
-    """The target of FLOPs; None unless depths are compared at equal FLOPs."""
+    """The target of FLOPs or minutes; None unless depths are compared at equal ones."""
+    compute_unit: BudgetUnit | None = None
+    """`minutes` if `compute` is a time; None for FLOPs."""
     seed: int
     lr: float
     """Peak learning rate."""

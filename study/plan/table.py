@@ -1,6 +1,6 @@
 """A plan as a table for the terminal: one line per shape, its seeds and learning rates together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby, islice
 
@@ -10,8 +10,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from analysis.units import budget_number
 from core.command_line import option
-from core.numbers import duration, listed, prefixed, scientific, short
+from core.numbers import duration, listed, prefixed, short
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from study.plan.prices import money
@@ -27,7 +28,8 @@ DROPPED = ("params", "N=12Ld²")
 
 def plan_table(plan: Plan) -> Group:
     """Return the plan for rich to print: one line per shape, totals in the footer, notes below."""
-    place = "budget" if plan.planner.spec.frontier.flops is None else "compute"
+    unit = plan.planner.spec.frontier.compute_unit
+    place = {None: "budget", "FLOPs": "compute", "minutes": "training"}[unit]
     columns = {
         place: "total",
         "shape": "",
@@ -55,8 +57,8 @@ def plan_table(plan: Plan) -> Group:
     )
     for _, members in islice(groups, MOST_LINES):
         group = list(members)
-        at, compute = group[0].compared_at, group[0].compute
-        written = "" if at == before else _count(at) if compute is None else scientific(compute, 3)
+        at = group[0].compared_at
+        written = "" if at == before else _count(at) if unit is None else budget_number(at, unit, 3)
         rows.append({place: written, **_row(plan, group, flags)})
         before = at
     if more := sum(1 for _ in groups):
@@ -149,10 +151,12 @@ def _tokens(plan: Plan) -> str:
     """The training tokens of a cell and how often it reads the data."""
     each, ratio = [planned.tokens for planned in plan.cells], plan.planner.spec.training.tokens_per_parameter
     epochs = plan.planner.epochs_words
-    if computes := plan.planner.spec.frontier.compute_values:
+    frontier = plan.planner.spec.frontier
+    if unit := frontier.compute_unit:
+        by = "over the FLOPs per token" if unit == "FLOPs" else "at the measured speed"
         return (
-            f"{_count(min(each))} to {_count(max(each))} training tokens per cell (equal FLOPs: "
-            f"{compute_words(computes)} over the FLOPs per token of its shape; the longest cell: {epochs})"
+            f"{_count(min(each))} to {_count(max(each))} training tokens per cell ({frontier.compute_words} {by} of "
+            f"its shape; the longest cell: {epochs})"
         )
     if min(each) == max(each):
         rule = "" if ratio is None else f"{ratio:g} per parameter, "
@@ -164,11 +168,6 @@ def _tokens(plan: Plan) -> str:
         f"{_count(min(each))} to {_count(max(each))} training tokens per cell ({ratio:g} per parameter N; the largest "
         f"cell: {epochs})"
     )
-
-
-def compute_words(computes: Sequence[float]) -> str:
-    """Return training FLOPs in ascending order in words: `1e15 to 1e17`."""
-    return " to ".join(dict.fromkeys(scientific(compute, 3) for compute in (computes[0], computes[-1])))
 
 
 def _count(number: float) -> str:

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.design.objective import estimate_sentence
-from analysis.units import bits_per_byte
-from core.numbers import duration, scientific
+from analysis.units import bits_per_byte, budget_number
+from core.numbers import duration
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan, wall_seconds
 from study.search import Search
@@ -180,7 +180,7 @@ class Viewer:
         if self.plan.search.may_end_early:
             cells = [planned for planned in self.plan.pool if planned.cell.key not in self._missing]
         by_budget = len({planned.compared_at for planned in cells}) <= MOST_ROWS
-        at_compute = any(planned.compute is not None for planned in cells)
+        unit = self.plan.planner.spec.frontier.compute_unit
         groups: dict[float, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         for planned in cells:
             groups[planned.compared_at if by_budget else 0.0][planned.cell.shape.depth].append(
@@ -188,7 +188,7 @@ class Viewer:
             )
         depths = sorted({planned.cell.shape.depth for planned in cells})
         table = Table(box=None, padding=(0, 2), header_style="dim")
-        table.add_column(("FLOPs" if at_compute else "N") if by_budget else "", justify="right", style="dim")
+        table.add_column(("N" if unit is None else unit) if by_budget else "", justify="right", style="dim")
         for depth in depths:
             table.add_column(f"L={depth}", justify="right")
         for budget, by_depth in sorted(groups.items()):
@@ -199,7 +199,7 @@ class Viewer:
             means = {depth: fmean(of_depth) for depth, of_depth in losses.items() if of_depth}
             best = min(means.values()) if by_budget and len(means) > 1 else None
             row = [self._summary(by_depth.get(depth, []), means.get(depth), best) for depth in depths]
-            name = scientific(budget, 3) if at_compute else f"{budget:,.0f}"
+            name = f"{budget:,.0f}" if unit is None else budget_number(budget, unit, 3)
             table.add_row(name if by_budget else "all", *row)
         return table
 

@@ -70,13 +70,13 @@ class OptunaStudies(Trials):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.section = section
         self._studies: dict[float, optuna.Study] = {}
-        self._place = f"{plan.name}: {'N' if plan.planner.spec.frontier.flops is None else 'C'}"
+        self._place = f"{plan.name}: {'N' if plan.planner.spec.frontier.compute_unit is None else 'C'}"
         self._storage = RDBStorage(f"sqlite:///{database}") if database else InMemoryStorage()
         self._rows = dict(rows)
         self._running: set[str] = set()
         several = len({planned.lr_factor for planned in plan.pool}) > 1
         spec = plan.planner.spec
-        has_levels = spec.training.has_levels or spec.frontier.flops is not None
+        has_levels = spec.training.has_levels or spec.frontier.compute_unit is not None
         self._candidates: dict[float, dict[tuple[float, ...], _Candidate]] = {}
         self._of_cell: dict[str, _Candidate] = {}
         for planned in plan.pool:

@@ -1,4 +1,4 @@
-"""The section `frontier`: which shapes are compared, from budgets of N = 12·L·d² parameters, widths, or FLOPs."""
+"""The section `frontier`: which shapes are compared, from budgets of N = 12·L·d² parameters, widths, FLOPs or time."""
 
 import itertools
 import math
@@ -8,9 +8,20 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from analysis.units import BudgetUnit, budget_number
 from core.errors import some
 from core.numbers import listed, scientific
-from study.spec.section import Budget, Compute, Depth, Distinct, Section, Width
+from study.spec.section import (
+    Budget,
+    Compute,
+    Depth,
+    Distinct,
+    Minutes,
+    Section,
+    Size,
+    Width,
+    shape_named,
+)
 from trainables.cell import Shape
 
 #: Neighbouring budgets that a search may add are at most this factor apart, about a quarter in width.
@@ -39,7 +50,7 @@ class FrontierShape:
     """The N that its width was chosen for."""
     shape: Shape
     compute: float | None = None
-    """With `flops`, the training FLOPs of its cells, which decide their steps."""
+    """With `flops` or `minutes`, the training FLOPs or minutes of its cells, which decide their steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,8 @@ class ComputeRange(BudgetRange):
     """most training FLOPs"""
 
 
+#: Training tokens per second of a shape.
+Speed = Annotated[Size, Field(gt=0, le=1e15)]
 _list_or_range = Discriminator(lambda value: "table" if isinstance(value, Mapping | BudgetRange) else "list")
 Budgets = Annotated[
     Annotated[Distinct[Budget], Tag("list")] | Annotated[BudgetRange, Tag("table")], _list_or_range
@@ -124,6 +137,10 @@ class FrontierSection(Section):
     spread: Distinct[Annotated[float, Field(gt=0, le=1e6)]] | None = None
     """with flops: the sizes, as factors on N = sqrt(C/(6·r)), which has r = `training.tokens_per_parameter` tokens per
     parameter; by default [0.25, 0.5, 1, 2, 4]"""
+    minutes: dict[Minutes, Annotated[dict[str, Speed], Field(min_length=1)]] | None = None
+    """instead of budgets: training minutes, each with the shapes that are trained for them and the training tokens per
+    second of each, as `0.5: {L1-d16: 310k}`, which `interplay init NAME --minutes` measures. A cell has the tokens of
+    its minutes at this speed, and depths are compared at equal minutes; `depths`, if given, selects among them"""
     heads: int | None = Field(default=None, ge=1, le=10_000)
     """attention heads of every layer; by default 2, as in the paper"""
     head_dim: int | None = Field(default=None, ge=1, le=10_000)
@@ -159,8 +176,8 @@ class FrontierSection(Section):
 
     @property
     def budget_values(self) -> tuple[float, ...]:
-        """The budgets in ascending order; with `widths`, the N of every shape; with `flops`, none."""
-        if self.widths is not None:
+        """The budgets in ascending order; with `widths` or `minutes`, the N of every shape; with `flops`, none."""
+        if self.widths is not None or self.minutes is not None:
             return tuple(sorted({item.budget for item in shapes(self)}))
         if isinstance(self.budgets, BudgetRange):
             return self.budgets.values
@@ -168,15 +185,39 @@ class FrontierSection(Section):
 
     @property
     def compute_values(self) -> tuple[float, ...]:
-        """The training FLOPs of `flops` in ascending order; none without it."""
+        """The training FLOPs of `flops`, or the minutes of `minutes`, in ascending order; none without these."""
+        if self.minutes is not None:
+            return tuple(sorted(self.minutes))
         if isinstance(self.flops, BudgetRange):
             return self.flops.values
         return tuple(sorted(self.flops or ()))
 
     @property
+    def compute_unit(self) -> BudgetUnit | None:
+        """The unit of `compute_values`; None if depths are compared at equal N."""
+        return "minutes" if self.minutes is not None else "FLOPs" if self.flops is not None else None
+
+    @property
+    def compute_key(self) -> str:
+        """The key that has them, for messages."""
+        return f"`frontier.{'minutes' if self.minutes is not None else 'flops'}`"
+
+    @property
+    def compute_words(self) -> str:
+        """`equal FLOPs: 1e15 to 1e17`, or `equal training time: 15 s to 1.0 min`; empty without them."""
+        if (unit := self.compute_unit) is None:
+            return ""
+        values = self.compute_values
+        ends = dict.fromkeys(budget_number(value, unit, 3) for value in (values[0], values[-1]))
+        return f"equal {'FLOPs' if unit == 'FLOPs' else 'training time'}: {' to '.join(ends)}"
+
+    @property
     def depth_values(self) -> tuple[int, ...]:
         """The depths in ascending order."""
-        return tuple(sorted(self.depths if self.depths is not None else self.widths or ()))
+        if self.depths is not None:
+            return tuple(sorted(self.depths))
+        timed = (shape_named(name)[0] for speeds in (self.minutes or {}).values() for name in speeds)
+        return tuple(sorted({*(self.widths or ()), *timed}))
 
     def head_width(self, width: int) -> float:
         """Return the width of one head of a shape; a fraction if the heads do not divide the width."""
@@ -220,7 +261,8 @@ class FrontierSection(Section):
             raise ValueError(
                 f"{self.heads} `heads` cannot share {self.kv_heads} `kv_heads` evenly; take a divisor of {self.heads}"
             )
-        given = [f"`{name}`" for name in ("budgets", "widths", "flops") if getattr(self, name) is not None]
+        names = ("budgets", "widths", "flops", "minutes")
+        given = [f"`{name}`" for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{listed(given)} exclude each other; keep one of them")
         if self.spread is not None and self.flops is None:
@@ -229,6 +271,9 @@ class FrontierSection(Section):
             )
         if self.widths is not None:
             self._check_widths(self.widths)
+            return self
+        if self.minutes is not None:
+            self._check_minutes(self.minutes)
             return self
         if not given or self.depths is None:
             missing = [*([] if given else ["`budgets`"]), *([] if self.depths else ["`depths`"])]
@@ -256,6 +301,26 @@ class FrontierSection(Section):
                     f"{f'{low} or ' if low else ''}{low + self.step}"
                 )
 
+    def _check_minutes(self, minutes: Mapping[float, Mapping[str, float]]) -> None:
+        widths: dict[int, set[int]] = {}
+        for depth, width in (shape_named(name) for speeds in minutes.values() for name in speeds):
+            widths.setdefault(depth, set()).add(width)
+        self._check_widths({depth: tuple(sorted(values)) for depth, values in widths.items()})
+        if len(minutes) < LEAST_FLOPS:
+            raise ValueError(
+                f"`minutes` has {len(minutes)} value, and the best depth by time needs {LEAST_FLOPS} or more; "
+                "`interplay init NAME --minutes 5` writes three"
+            )
+        self._check_apart("minutes")
+
+    def _check_apart(self, key: str) -> None:
+        for low, high in itertools.pairwise(self.compute_values):
+            if high < FLOPS_APART * low:
+                raise ValueError(
+                    f"`{key}` has {low:g} and {high:g}, nearer to each other than {FLOPS_APART - 1:.0%}, which are "
+                    "compared as one; take one of them out"
+                )
+
     def _check_flops(self, depths: tuple[int, ...]) -> None:
         computes, spread = self.compute_values, self.spread or ()
         if len(computes) < LEAST_FLOPS or len(spread) < LEAST_FACTORS:
@@ -268,12 +333,7 @@ class FrontierSection(Section):
                 f"`flops` has {len(computes)} and `spread` {len(spread)}; the best depth by compute needs at least "
                 f"{LEAST_FLOPS} values of `flops` and {LEAST_FACTORS} of `spread`; set {' and '.join(fixes)}"
             )
-        for low, high in itertools.pairwise(computes):
-            if high < FLOPS_APART * low:
-                raise ValueError(
-                    f"`flops` has {low:g} and {high:g}, nearer to each other than {FLOPS_APART - 1:.0%}, which are "
-                    "compared as one; take one of them out"
-                )
+        self._check_apart("flops")
         self.check_size(
             len(computes) * len(spread) * len(depths), "triples of `flops`, `spread` and `depths`"
         )
@@ -322,8 +382,9 @@ def shapes(
 
     With `budgets`, each depth has at most one shape per budget: the allowed width whose N = 12·L·d² (Levine et al.
     2020, section 5.1) is nearest to the budget, if it is within the tolerance. With `widths`, each depth has the widths
-    listed, and the budget of a shape is its own N. With `flops`, the budgets of a compute C are the factors of `spread`
-    times sqrt(C / (6·tokens_per_parameter)), and a shape may be there at several C.
+    listed, and the budget of a shape is its own N; with `minutes`, each of them has its own shapes. With `flops`, the
+    budgets of a compute C are the factors of `spread` times sqrt(C / (6·tokens_per_parameter)), and a shape may be
+    there at several C.
     """
     return _resolve(frontier, tokens_per_parameter)[0]
 
@@ -372,6 +433,14 @@ def _resolve(
                 for depth in depths
             ),
         )
+    if frontier.minutes is not None:
+        timed = [
+            FrontierShape(12.0 * depth * width**2, frontier.shape(depth, width), minutes)
+            for minutes in frontier.compute_values
+            for depth, width in map(shape_named, frontier.minutes[minutes])
+            if depth in depths
+        ]
+        return sorted(timed, key=lambda item: (item.compute, item.budget, item.shape.depth)), []
     if frontier.widths is None:
         return _fitting(frontier, itertools.product([None], frontier.budget_values, depths))
     pairs = [(depth, width) for depth in depths for width in frontier.widths[depth]]

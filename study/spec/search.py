@@ -97,10 +97,10 @@ class SearchBase(Section):
         """`at most ` before the number of planned cells, if this is a limit; else empty."""
         return "at most " if self.may_end_early else ""
 
-    def check_flops(self) -> None:
-        """Raise a `ValueError` if the sampler cannot search a frontier of equal FLOPs."""
+    def check_compute(self, key: str) -> None:
+        """Raise a `ValueError` if the sampler cannot search a frontier of equal FLOPs or minutes, which `key` has."""
         raise ValueError(
-            f"`frontier.flops` compares depths by the least loss over their sizes, and `search.sampler: "
+            f"{key} compares depths by the least loss over their sizes, and `search.sampler: "
             f"{self.sampler}` chooses among shapes of equal N; set `search.sampler: grid`"
         )
 
@@ -162,8 +162,8 @@ class GridSection(SearchBase):
     sampler: Literal["grid"] = "grid"
     """every cell"""
 
-    def check_flops(self) -> None:
-        """Allow equal FLOPs."""
+    def check_compute(self, key: str) -> None:
+        """Allow equal FLOPs and minutes."""
 
     def check(self, frontier: FrontierSection, training: TrainingSection) -> None:
         """Allow every study."""

@@ -1,6 +1,7 @@
 """Base class of the sections of a spec, and helpers of several sections."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_origin
@@ -53,10 +54,25 @@ Size = Annotated[float, BeforeValidator(read_size, json_schema_input_type=float 
 Budget = Annotated[Size, Field(ge=1, le=1e15)]
 #: Training FLOPs of one cell.
 Compute = Annotated[Size, Field(ge=1, le=1e30)]
+#: Training minutes of one cell.
+Minutes = Annotated[float, Field(gt=0, le=1e7)]
 Depth = Annotated[int, Field(ge=1, le=10_000)]
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 #: The largest seed of Optuna's samplers, which use NumPy's `RandomState`.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+def shape_named(name: str) -> tuple[int, int]:
+    """Return depth and width of a shape such as `L2-d16`; a ValueError if the name is none."""
+    match = re.fullmatch(r"L([1-9]\d{0,4})-d([1-9]\d{0,6})", name)
+    if match is None:
+        raise ValueError(f"`{shortened(name)}` names no shape; write depth and width as `L2-d16`")
+    return int(match[1]), int(match[2])
+
+
+def shape_name(depth: int, width: int) -> str:
+    """Return the name of a shape, such as `L2-d16`."""
+    return f"L{depth}-d{width}"
 
 
 def distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:

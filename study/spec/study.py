@@ -29,7 +29,7 @@ from study.spec.frontier import (
 from study.spec.messages import explain
 from study.spec.resources import ResourcesSection, TrackingSection
 from study.spec.search import GridSection, SearchSection, SensitivitySection
-from study.spec.section import Section, distinct
+from study.spec.section import Section, distinct, shape_name
 from study.spec.training import (
     LENGTHS,
     ROUNDING,
@@ -89,6 +89,8 @@ class StudySpec(Section):
         filled |= _even_heads(filled)
         if isinstance(training, Mapping) and all(training.get(name) is None for name in LENGTHS):
             frontier = filled.get("frontier")
+            if isinstance(frontier, Mapping) and frontier.get("minutes") is not None:
+                return filled
             if isinstance(frontier, Mapping) and frontier.get("flops") is not None:
                 return {**filled, "training": {**training, "tokens_per_parameter": TOKENS_PER_PARAMETER}}
             try:
@@ -127,7 +129,9 @@ class StudySpec(Section):
     @property
     def length(self) -> int | str:
         """What decides how long the cells are trained: their steps, or a rule such as `20 N` or `C / FLOPs`."""
-        return self.training.length if self.frontier.flops is None else "C / FLOPs"
+        rules = {"FLOPs": "C / FLOPs", "minutes": "minutes · speed"}
+        unit = self.frontier.compute_unit
+        return self.training.length if unit is None else rules[unit]
 
     @property
     def recipe(self) -> Recipe:
@@ -143,7 +147,8 @@ class StudySpec(Section):
         """Optimizer steps of the cells of a shape, ascending: one number, or one per number of `training.tokens`.
 
         Raises:
-            SpecError: whole steps miss the tokens per parameter, or the compute of `frontier.flops`.
+            SpecError: whole steps miss the tokens per parameter, or the budget of `frontier.flops` or
+                `frontier.minutes`.
         """
         if sized.compute is None:
             return self.training.step_counts(sized.shape)
@@ -151,38 +156,40 @@ class StudySpec(Section):
         if (steps := whole_steps(exact)) is None:
             most = largest_batch(exact * batch)
             least = sized.compute / (2 * ROUNDING * exact * batch)
-            fix = (
-                f"set `training.batch: {most}` or less" if most else f"start `frontier.flops` at {least:.2g}"
-            )
+            key, unit = self.frontier.compute_key, self.frontier.compute_unit
+            fix = f"set `training.batch: {most}` or less" if most else f"start {key} at {least:.2g}"
             raise SpecError(
-                f"`frontier.flops` {sized.compute:g} gives L{sized.shape.depth}-d{sized.shape.width} {exact:.3g} steps "
-                f"of {batch} × {self.training.context}, which in whole steps miss it by more than 1 %; for equal "
-                f"FLOPs, {fix}."
+                f"{key} {sized.compute:g} gives L{sized.shape.depth}-d{sized.shape.width} {exact:.3g} steps of {batch} "
+                f"× {self.training.context}, which in whole steps miss it by more than 1 %; for equal {unit}, {fix}."
             )
         return (steps,)
 
     def _exact_steps(self, sized: FrontierShape) -> float:
-        """The steps, with a fraction, that spend the compute of a shape of `frontier.flops`."""
-        training = self.training
+        """The steps, with a fraction, that spend the FLOPs or the minutes of a shape."""
+        training, minutes = self.training, self.frontier.minutes
+        if minutes is not None:
+            speed = minutes[sized.compute or 0.0][shape_name(sized.shape.depth, sized.shape.width)]
+            return 60 * (sized.compute or 0.0) * speed / (training.batch * training.context)
         counted = family(training.network).flops(sized.shape, self.recipe_of(1), self.data.vocabulary_size)
         return (sized.compute or 0.0) / (counted.training * training.batch * training.context)
 
-    def _check_flops(self) -> None:
-        """Raise a `ValueError` if the steps of `frontier.flops` are given elsewhere, or are too few to be whole."""
-        training = self.training
-        if given := [
-            f"`training.{name}`" for name in ("steps", "tokens") if getattr(training, name) is not None
-        ]:
+    def _check_compute(self) -> None:
+        """Raise a `ValueError` if the steps at equal FLOPs or minutes are given elsewhere, or too few to be whole."""
+        training, key, unit = self.training, self.frontier.compute_key, self.frontier.compute_unit
+        # With `flops`, the tokens per parameter place the sizes.
+        lengths = ("steps", "tokens") if unit == "FLOPs" else LENGTHS
+        if given := [f"`training.{name}`" for name in lengths if getattr(training, name) is not None]:
             raise ValueError(
-                f"{given[0]} has the length of every cell, which follows from `frontier.flops`; take one of them out"
+                f"{given[0]} has the length of every cell, which follows from {key}; take one of them out"
             )
-        self.search.check_flops()
+        self.search.check_compute(key)
         if self.sensitivity is not None:
             raise ValueError(
-                "`sensitivity` trains shapes next to crossings in N, and `frontier.flops` compares depths at equal "
-                "FLOPs; take `sensitivity` out, and set `search.lr_factors: [0.5, 1, 2]` for other learning rates"
+                f"`sensitivity` trains shapes next to crossings in N, and {key} compares depths at equal {unit}; take "
+                "`sensitivity` out, and set `search.lr_factors: [0.5, 1, 2]` for other learning rates"
             )
-        self.frontier.check_depths(self._ratio)
+        if unit == "FLOPs":
+            self.frontier.check_depths(self._ratio)
         # The fewest first, whose fix holds for all.
         for sized in sorted(self.shapes, key=self._exact_steps):
             self.step_counts(sized)
@@ -198,8 +205,8 @@ class StudySpec(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         training, search = self.training, self.search
-        if self.frontier.flops is not None:
-            self._check_flops()
+        if self.frontier.compute_unit is not None:
+            self._check_compute()
         network, recipe = family(training.network), self.recipe
         network.check(recipe)
         for sized in self.shapes:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -11,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from core.errors import shortened, some
 from core.numbers import listed
 from study.errors import SpecError
-from study.spec.section import Depth, Distinct, Section, Seed, Size, Width
+from study.spec.section import Depth, Distinct, Section, Seed, Size, Width, shape_name, shape_named
 from trainables.cell import Base, Precision, Recipe, RecipeFields, Shape
 
 
@@ -57,13 +56,12 @@ class TableRate(Section):
     @model_validator(mode="after")
     def _names(self) -> Self:
         for name in self.values:
-            if not re.fullmatch(r"L[1-9]\d*-d[1-9]\d*", name):
-                raise ValueError(f"`{shortened(name)}` names no shape; write depth and width as `L2-d16`")
+            shape_named(name)
         return self
 
     def rate(self, shape: Shape) -> float:
         """Peak learning rate of a shape; raises `SpecError` for a shape the table does not have."""
-        name = f"L{shape.depth}-d{shape.width}"
+        name = shape_name(shape.depth, shape.width)
         if name not in self.values:
             raise SpecError(
                 f"`training.lr.values` has no rate for {name}, a shape of the frontier. It has: "

@@ -39,9 +39,17 @@ _REPLACES: dict[str, tuple[str, ...]] = {
     },
     "frontier.heads": ("frontier.head_dim",),
     "frontier.head_dim": ("frontier.heads",),
-    "frontier.budgets": ("frontier.widths", "frontier.flops", "frontier.spread"),
-    "frontier.widths": ("frontier.budgets", "frontier.depths", "frontier.flops", "frontier.spread"),
-    "frontier.flops": ("frontier.budgets", "frontier.widths", "training.steps", "training.tokens"),
+    "frontier.budgets": ("frontier.widths", "frontier.flops", "frontier.spread", "frontier.minutes"),
+    "frontier.widths": (
+        *("frontier.budgets", "frontier.depths", "frontier.flops", "frontier.spread", "frontier.minutes"),
+    ),
+    "frontier.flops": (
+        *("frontier.budgets", "frontier.widths", "frontier.minutes", "training.steps", "training.tokens"),
+    ),
+    "frontier.minutes": (
+        *("frontier.budgets", "frontier.widths", "frontier.depths", "frontier.flops", "frontier.spread"),
+        *(f"training.{name}" for name in LENGTHS),
+    ),
 }
 _TAG = "tag:yaml.org,2002:"
 

@@ -21,7 +21,7 @@ from trainables.storage.storage import Folder, open_storage, redacted, unusable,
 _LOG = logging.getLogger(__name__)
 
 #: Fields of a planned cell that say where a row of it stands in the study.
-PLACE = ("purpose", "budget", "compute", "lr_factor")
+PLACE = ("purpose", "budget", "compute", "compute_unit", "lr_factor")
 #: Row files read at a time: an object store takes some 50 ms for each.
 READERS = 16
 #: Libraries that affect a loss or a row.

@@ -35,7 +35,7 @@ from study.plan.rows import Row
 from study.run.recorder import cell_fields
 from study.tracking.study_paths import study_paths
 from tests.command import interplay as command
-from tests.isoflop import isoflop_table
+from tests.isoflop import isoflop_table, timed_table
 from tests.notebook import NOTEBOOK, ROOT, execute
 from tests.study.small import SMALL
 from tests.tables import CROSSINGS, foreign_runs
@@ -248,6 +248,27 @@ def test_a_budget_of_flops_is_recommended_by_an_answer_a_file_or_a_law(answer, t
     for both in ({}, {"params": 1e9, "flops": 1e20}):
         with pytest.raises(InputError, match="not both"):
             interplay.recommend(**both)
+
+
+def test_a_study_at_equal_training_time_is_asked_for_a_time(tmp_path, command):
+    timed = interplay.fit(timed_table())
+    file = tmp_path / "fit.json"
+    file.write_text(json.dumps(timed.to_json()))
+    shape = interplay.recommend(train_time="40min", fit=file)
+    assert shape.shape == timed.fit.compute.at(40.0) == interplay.recommend(train_time=2400, fit=timed).shape
+    status, out, _ = command("recommend", "--train-time", "40min", "--fit", str(file), "--json")
+    assert (status, json.loads(out)) == (0, shape.to_json())
+    assert (shape.minutes, shape.flops) == (40.0, None)
+    status, out, _ = command("recommend", "--train-time", "40min", "--fit", str(file))
+    assert (status, "In 40 min of training: " in out, "FLOPs" in out) == (0, True, False)
+    for given, words in (
+        ({"flops": 1e18}, "train_time="),
+        ({"train_time": "1s"}, "reach from 90 s"),
+        ({"train_time": "40min", "device": "cpu"}, "leave it out"),
+        ({"latency": "5ms"}, "costs"),
+    ):
+        with pytest.raises(InputError, match=words):
+            interplay.recommend(fit=file, **given)
 
 
 @pytest.mark.parametrize("factor", [0.1, 1])

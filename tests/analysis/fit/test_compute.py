@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.audit.recommend import recommend_at_compute, recommend_one
+from analysis.audit.recommend import recommend_at_compute, recommend_in_time, recommend_one
 from analysis.fit.compute import compute_answer
 from analysis.fit.document import Fit, fit
 from analysis.fit.recommendation import NamedFit
@@ -16,9 +16,10 @@ from analysis.law.reasons import Reason
 from analysis.law.shape import buildable_width
 from analysis.report.tables import compute_table
 from analysis.runs.table import RunTable
+from analysis.units import minutes_text
 from core.errors import InputError
-from core.numbers import scientific
-from tests.isoflop import DEPTHS, crossing_compute, isoflop_table, least_loss
+from core.numbers import digits, scientific
+from tests.isoflop import DEPTHS, crossing_budget, isoflop_table, least_loss, minutes, timed_table
 from tests.simulated_study import Truth, shapes_of, simulate
 
 
@@ -36,7 +37,7 @@ def test_crossings_are_those_in_compute(key):
     found = compute_answer(study_of(runs_of(2, key)))
     for item in found.crossings:
         low, high = item.params_interval
-        assert (low or 0) < crossing_compute(item.shallow, item.deep) < (high or math.inf)
+        assert (low or 0) < crossing_budget(item.shallow, item.deep) < (high or math.inf)
     assert any(item.status == "bracketed" for item in found.crossings)
     assert found.budgets == pytest.approx([1e15 * 5**step for step in range(7)])
 
@@ -132,7 +133,7 @@ def test_a_depth_without_a_minimum_that_has_a_lower_loss_leaves_no_answer():
     least = math.exp(least_loss(flops, 16)[0])
     answer = fit(RunTable.from_frame(frame[~last | (frame["params"] < least)]))
     found = answer.compute
-    assert [(one.depth, one.flops) for one in found.lowest] == [(16, pytest.approx(flops))]
+    assert [(one.depth, one.budget) for one in found.lowest] == [(16, pytest.approx(flops))]
     refused = found.at(flops)
     assert (refused.depth, refused.source) == (None, "none")
     assert (refused.reasons[0].reason, refused.reasons[0].values[0]) == (Reason.BETTER_AT_END, 16)
@@ -166,3 +167,84 @@ def test_published_laws_with_tokens_answer_at_a_compute():
     ):
         with pytest.raises(InputError, match=match):
             recommend_at_compute(None, law, [flops])
+
+
+# Equal training time
+
+
+@pytest.fixture(scope="module")
+def timed():
+    return fit(RunTable.from_frame(timed_table()))
+
+
+@pytest.mark.parametrize("key", range(3))
+def test_crossings_at_equal_time_are_those_in_minutes_and_deeper_wins_later_than_at_equal_compute(key):
+    answer = compute_answer(study_of(RunTable.from_frame(timed_table(key=key))))
+    assert (answer.unit, answer.budgets) == ("minutes", tuple(1.5 * 4**power for power in range(5)))
+    assert any(item.status == "bracketed" for item in answer.crossings)
+    for item in answer.crossings:
+        low, high = item.params_interval
+        truth = crossing_budget(item.shallow, item.deep, minutes)
+        assert (low or 0) < truth < (high or math.inf)
+        # The FLOPs that the shallower one computes in the time of the crossing: at equal compute depth costs no time.
+        params = math.exp(least_loss(truth, item.shallow, minutes)[0])
+        tokens = truth / minutes(params, item.shallow)
+        assert 6 * params * tokens > crossing_budget(item.shallow, item.deep)
+
+
+def test_the_answer_in_a_time_is_the_depth_of_least_loss_with_the_tokens_that_each_depth_sees(timed):
+    for time in (3.0, 40.0, 300.0):
+        shape = timed.compute.at(time)
+        truth = {depth: least_loss(time, depth, minutes) for depth in DEPTHS}
+        assert truth[shape.depth][1] - min(value for _, value in truth.values()) < 0.003
+        assert (shape.minutes, shape.flops, shape.budget_unit) == (time, None, "minutes")
+        for other in (shape, *shape.others):
+            assert math.log(other.params) == pytest.approx(truth[other.depth][0], abs=0.35)
+            assert other.tokens == pytest.approx(time / minutes(other.params, other.depth), rel=0.05)
+
+
+def test_a_sentence_about_a_time_has_the_share_of_the_tokens_that_another_depth_sees(timed):
+    shape, use = compute_sentences(timed.compute, timed.level)
+    best = timed.compute.best[-1]
+    other = best.others[0]
+    assert f"{minutes_text(best.minutes)} of training: {best.depth} layers × {best.width} wide" in shape
+    assert f"with {digits(other.tokens / best.tokens)} of the tokens" in shape
+    assert "FLOPs" not in shape + use
+    for item in timed.compute.reading.ranges[:-1]:
+        assert minutes_text(item.high) in use
+    (first, *_) = compute_table(timed).records()
+    assert first["training time"] == minutes_text(timed.compute.best[0].minutes)
+
+
+def test_a_time_is_asked_as_a_time_and_not_as_flops(timed):
+    named = NamedFit("timed", timed)
+    assert recommend_in_time(named, 60 * 40.0) == timed.compute.at(40.0)
+    with pytest.raises(InputError, match="train_time"):
+        recommend_at_compute(named, None, ["1e18"])
+    with pytest.raises(InputError, match=r"reach from 90 s to 6\.4 h"):
+        recommend_in_time(named, 1.0)
+
+
+def test_a_column_of_the_unit_alone_makes_times_of_budgets(timed):
+    frame = timed_table()
+    assert Fit.from_json(json.loads(json.dumps(timed.to_json()))).compute == timed.compute
+    for other in (frame.drop(columns="compute_unit"), frame.assign(compute_unit="hours")):
+        assert fit(RunTable.from_frame(other)).tokens.rule != "compute"
+
+
+@pytest.mark.extended
+def test_intervals_of_crossings_at_equal_time_hold():
+    """Of 60 studies of a world; `docs/coverage.md` has the figures."""
+    crossings, inside = [], []
+    for key in range(60):
+        for item in compute_answer(study_of(RunTable.from_frame(timed_table(key=100 + key)))).crossings:
+            low, high = item.params_interval
+            truth = crossing_budget(item.shallow, item.deep, minutes)
+            crossings.append((low or 0) < truth < (high or math.inf))
+            if 1.5 < truth < 1.5 * 4**4:
+                inside.append(item.status == "bracketed")
+    print(
+        f"{sum(crossings)} of {len(crossings)} held; of {len(inside)} inside the times {sum(inside)} bracketed"
+    )
+    assert sum(crossings) >= 0.92 * len(crossings)
+    assert sum(inside) >= 0.8 * len(inside)

@@ -37,8 +37,8 @@ VALUES = {
     Reason.MAY_LOSE: (7, 0.25, "nats per token", 0.12),
     Reason.MORE_THAN_WITHIN: (0.12,),
     Reason.NOT_MEASURED: (7, 9),
-    Reason.OUTSIDE_COMPUTES: (512, 900),
-    Reason.BETTER_AT_END: (7, 25, 512, 900),
+    Reason.OUTSIDE_COMPUTES: (512, 900, "FLOPs"),
+    Reason.BETTER_AT_END: (7, 25, 512, 900, "FLOPs"),
     Reason.WITHOUT_MINIMUM: (7, 9),
 }
 

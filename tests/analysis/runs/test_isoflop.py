@@ -39,10 +39,10 @@ def test_a_minimum_at_an_end_of_the_sizes_is_dropped_with_the_reason():
     small = (frame["flops"] == frame["flops"].min()) & (frame["params"] > 8e6) & (frame["depth"] == 4)
     found = minima(frame[~small])
     least = frame["flops"].min()
-    assert found.left_out[4, least] == Remark(About.LEAST_AT_END, (4, least))
+    assert found.left_out[4, least] == Remark(About.LEAST_AT_END, (4, least, "FLOPs"))
     assert not ((found.rows["depth"] == 4) & (found.rows["params"] == frame["flops"].min())).any()
     two = frame[~((frame["flops"] == frame["flops"].min()) & (frame["params"] > 4e6) & (frame["depth"] == 4))]
-    few = Remark(About.FEW_SIZES_AT_COMPUTE, (4, 2, LEAST_SIZES, least))
+    few = Remark(About.FEW_SIZES_AT_COMPUTE, (4, 2, LEAST_SIZES, least, "FLOPs"))
     assert minima(two).left_out[4, least] == few
 
 

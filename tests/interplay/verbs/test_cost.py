@@ -46,7 +46,7 @@ def test_each_measure_has_its_ratio_to_the_shallowest_shape_of_its_size():
             *rows(1, 40, 5.0), *rows(2, 28, 7.5),
         ],
         {(2, 16): 6144.0, (4, 12): 6144.0, (1, 40): 19_200.0, (2, 28): 19_200.0},
-        by_flops=False, new=4, left_out=[Shape(depth=9, width=8, heads=2)], again="interplay cost small --again",
+        unit=None, new=4, left_out=[Shape(depth=9, width=8, heads=2)], again="interplay cost small --again",
     )  # fmt: skip
     lines = shown(costs).splitlines()
     assert [line.split() for line in lines if re.search(r"L\d+ d\d+", line)] == [

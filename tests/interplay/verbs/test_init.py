@@ -1,6 +1,9 @@
 """`interplay init`: a study that plans to the time that was asked for, and the schema beside it."""
 
 import json
+import math
+import random
+import statistics
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,7 +11,9 @@ import jsonschema
 import pytest
 import yaml
 
+from analysis.runs.costs import read_costs
 from core.numbers import duration
+from interplay import study_file, timed_frontier
 from interplay.verbs import init as module
 from study.errors import SpecError
 from study.plan import make_plan
@@ -23,13 +28,15 @@ from study.spec.yaml_file import SpecLoader
 def in_an_empty_folder(tmp_path, monkeypatch):
     """The speed of the machine need not be measured, but in the tests of that."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "is_worth_timing", lambda plan: False)
+    for where in (module, timed_frontier):
+        monkeypatch.setattr(where, "is_worth_timing", lambda plan: False)
 
 
 @pytest.fixture
 def of_unknown_speed(in_an_empty_folder, tmp_path, monkeypatch):
     """A machine that has never timed a step."""
-    monkeypatch.setattr(module, "is_worth_timing", is_worth_timing)
+    for where in (module, timed_frontier):
+        monkeypatch.setattr(where, "is_worth_timing", is_worth_timing)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -43,7 +50,7 @@ def test_a_few_steps_are_timed_where_the_speed_is_unknown_and_the_study_fills_th
     monkeypatch.setattr(preparation, "QUIET_SHARE", 0.0)
     (tmp_path / "text.txt").write_text("A text. " * 1000)
     assert command("init", "mine", "--data", "text.txt", "--hours", "0.5", "--device", "cpu")[0] == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"cache", "text.txt", "mine.yaml", module.SCHEMA}
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "text.txt", "mine.yaml", study_file.SCHEMA}
     (speed,) = json.loads((tmp_path / "cache" / "interplay" / "speed.json").read_text())
     plan = make_plan(load_spec("mine.yaml"))
     assert speed["recipe"]["vocabulary"] == plan.vocabulary
@@ -156,8 +163,8 @@ def test_the_file_names_the_schema_which_accepts_it_and_has_the_users_text(comma
     (tmp_path / "my text.txt").write_text("A text. " * 1000)
     assert command("init", "mine.yaml", "--data", "my text.txt", "--hours", "0.1")[0] == 0
     text = (tmp_path / "mine.yaml").read_text()
-    assert text.startswith(f"# yaml-language-server: $schema={module.SCHEMA}\n")
-    schema = json.loads((tmp_path / module.SCHEMA).read_text())
+    assert text.startswith(f"# yaml-language-server: $schema={study_file.SCHEMA}\n")
+    schema = json.loads((tmp_path / study_file.SCHEMA).read_text())
     jsonschema.Draft202012Validator(schema).validate(yaml.load(text, Loader=SpecLoader))
     assert load_spec("mine.yaml").data.path == str(tmp_path / "my text.txt")
     # Each choice has its reason.
@@ -170,6 +177,10 @@ def test_the_file_names_the_schema_which_accepts_it_and_has_the_users_text(comma
         (("taken",), "exists"),
         (("mine", "--hours", "0"), "--hours"),
         (("mine", "--hours", "nan"), "--hours"),
+        (("mine", "--minutes", "0"), "--minutes"),
+        (("mine", "--minutes", "5", "--hours", "1"), "exclude each other"),
+        (("mine", "--minutes", "5", "--device", "h100-80gb"), "leave out --device"),
+        (("mine", "--minutes", "5", "--device", "h100"), "h100-80gb"),
         (("mine", "--data", "nowhere.txt"), "nowhere.txt"),
         (("mine", "--device", "h100"), "h100-80gb"),
         (("a b",), "`name`"),
@@ -193,3 +204,57 @@ def test_the_network_is_in_the_file_and_in_the_command_that_wrote_it(command):
     status, _, err = command("init", "other", "--network", "qwen4")
     assert status == 2
     assert "did you mean `qwen3`" in err
+
+
+# Equal training time
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("of_unknown_speed")
+def test_a_study_of_minutes_measures_each_shape_and_trains_each_depth_for_each_time(
+    command, tmp_path, monkeypatch
+):
+    """The speed in the file is that of the machine: each shape is measured again, by another command."""
+    monkeypatch.setattr(preparation, "LIMIT", 500.0)
+    generator = random.Random(0)
+    words = ["".join(generator.choices("abcdefgh", k=generator.randint(1, 9))) for _ in range(500)]
+    (tmp_path / "text.txt").write_text(
+        "\n".join(" ".join(generator.choices(words, k=12)) for _ in range(20_000))
+    )
+    monkeypatch.setattr(timed_frontier, "TIMED", {"cpu": ((1, 2), 2, 8)})
+    status, out, err = command("init", "mine", "--data", "text.txt", "--minutes", "1.5", "--device", "cpu")
+    assert (status, err.count("Traceback")) == (0, 0)
+    frontier = load_spec("mine.yaml").frontier
+    assert frontier.compute_values == (0.09375, 0.375, 1.5)
+    assert "94 s" not in out
+    speeds = {name: speed for shapes in frontier.minutes.values() for name, speed in shapes.items()}
+    assert all(shapes[name] == speeds[name] for shapes in frontier.minutes.values() for name in shapes)
+    plan = make_plan(load_spec("mine.yaml"))
+    assert f"{len(plan.cells)} cells" in out
+    assert min(planned.cell.recipe.steps for planned in plan.cells) >= 51
+    for time in frontier.compute_values:
+        for depth in (1, 2):
+            cells = [
+                p for p in plan.cells if (p.compute, p.cell.shape.depth, p.cell.seed) == (time, depth, 0)
+            ]
+            ratios = sorted(p.tokens / p.cell.shape.budget_params for p in cells)
+            # 20 tokens per parameter lie inside the sizes, so that the least loss can.
+            assert 3 <= len(cells) <= 5
+            assert ratios[0] < 20 < ratios[-1] or len(cells) < 5
+    status, _, err = command("cost", "mine.yaml", "--json")
+    assert status == 0, err
+    again = {
+        f"L{row.depth}-d{row.width}": row.train_tokens_per_second
+        for row in read_costs(tmp_path / "results" / "mine" / "costs.csv")
+        if row.batch == 1
+    }
+    assert set(again) == set(speeds)
+    # Both are medians of steps on a machine that may be busy; a unit of time or a factor of the batch would be far off.
+    assert 0.5 < math.exp(statistics.fmean(math.log(speeds[name] / again[name]) for name in speeds)) < 2
+
+
+def test_a_time_too_short_for_a_hundred_steps_names_one_that_is_not(command, tmp_path):
+    status, _, err = command("init", "mine", "--minutes", "0.0001", "--device", "cpu")
+    assert (status, list(tmp_path.iterdir())) == (2, [])
+    enough = float(err.partition("Give --minutes ")[2].rstrip(".\n"))
+    assert 0.0001 < enough < 1

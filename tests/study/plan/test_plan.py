@@ -715,6 +715,44 @@ def test_the_table_at_equal_flops_has_a_block_for_each_compute(capsys: pytest.Ca
     assert plan.to_json()["cells"][0]["compute"] == 2e9
 
 
+# Equal training time
+
+IN_TIME = (
+    "frontier.minutes={0.05: {L1-d8: 2e5, L1-d16: 150k, L2-d8: 1e5}, 0.5: {L1-d8: 2e5, L1-d16: 150k, L2-d8: 1e5}}",
+    "training.batch=4",
+)
+
+
+def test_every_cell_has_the_tokens_of_its_minutes_at_the_speed_of_its_shape() -> None:
+    plan = plan_of(SMALL, *IN_TIME)
+    speeds = {(1, 8): 2e5, (1, 16): 1.5e5, (2, 8): 1e5}
+    assert {p.compute for p in plan.cells} == {0.05, 0.5}
+    for planned in plan.cells:
+        shape = planned.cell.shape
+        tokens = 60 * planned.compute * speeds[shape.depth, shape.width]
+        assert planned.tokens == pytest.approx(tokens, rel=0.01)
+        assert (planned.row()["compute"], planned.row()["compute_unit"]) == (planned.compute, "minutes")
+    assert len({p.cell.key for p in plan.cells}) == len({p.title for p in plan.cells}) == len(plan.cells)
+    assert any("depth 2 has 1 size at 3.0 s" in note for note in plan.notes)
+    assert "compute_unit" not in plan_of(SMALL, *AT_FLOPS).cells[0].row()
+
+
+def test_another_speed_is_another_cell_and_the_same_protocol() -> None:
+    faster = (IN_TIME[0].replace("L2-d8: 1e5", "L2-d8: 2e5"), IN_TIME[1])
+    one, two = plan_of(SMALL, *IN_TIME), plan_of(SMALL, *faster)
+    same = {p.cell.key for p in one.cells} & {p.cell.key for p in two.cells}
+    assert same == {p.cell.key for p in one.cells if p.cell.shape.depth == 1}
+    assert one.protocol == two.protocol != plan_of(SMALL, *AT_FLOPS).protocol
+
+
+def test_the_table_at_equal_time_has_a_block_for_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(width=400).print(plan_table(plan_of(SMALL, *IN_TIME)))
+    shown = capsys.readouterr().out
+    assert re.findall(r"^ *([\d.]+ (?:s|min)) +L", shown, re.MULTILINE) == ["3.0 s", "30 s"]
+    assert "equal training time: 3.0 s to 30 s at the measured speed" in shown
+    assert "FLOPs per token" not in shown
+
+
 # Networks
 
 

@@ -209,6 +209,31 @@ def test_a_study_at_equal_flops_answers_at_these(laptop):
     assert {float(trial.data.params["compute"]) for trial in trials} == {2e8, 4e8}
 
 
+def test_a_study_at_equal_time_answers_in_minutes(laptop):
+    speeds = "{L1-d4: 2e5, L1-d8: 2e5, L1-d12: 1.5e5, L2-d4: 1.2e5, L2-d8: 1e5, L2-d12: 8e4}"
+    done = laptop.run(
+        *("run", "tiny.yaml", f"frontier.minutes={{0.005: {speeds}, 0.02: {speeds}}}", "frontier.heads=1"),
+        *("training.batch=8", "training.context=16", "training.seeds=1", ALONE),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = laptop.rows()
+    assert len(rows) == 12
+    assert {(float(row["compute"]), row["compute_unit"]) for row in rows} == {
+        (0.005, "minutes"),
+        (0.02, "minutes"),
+    }
+    fit = json.loads((laptop.results / "tiny" / "fit.json").read_text())
+    assert fit["tokens"]["rule"] == "compute"
+    assert "equal training time (0.30 s to 1.2 s)" in done.stdout
+    page = (laptop.results / "tiny" / "report.html").read_text()
+    assert "equal training time: 0.30 s to 1.2 s" in page
+    _, trials = laptop.runs()
+    assert {(float(t.data.params["compute"]), t.data.params["compute_unit"]) for t in trials} == {
+        (0.005, "minutes"),
+        (0.02, "minutes"),
+    }
+
+
 def test_a_study_of_several_numbers_of_tokens_compares_one_and_says_which(laptop):
     levels = ("training.tokens=[5120,10240]", "frontier.budgets=[1600, 3100, 6200]", ALONE)
     done = laptop.run("run", "tiny.yaml", *levels)

@@ -228,6 +228,45 @@ def test_a_depth_without_a_shape_at_any_compute_is_refused_with_a_tolerance_or_f
     )
 
 
+# Equal training time
+
+MINUTES = {
+    "minutes": {0.5: {"L2-d8": 9e4, "L1-d16": "120k", "L1-d8": 1.5e5}, 0.1: {"L2-d8": 9e4, "L1-d8": 1.5e5}}
+}
+
+
+def test_a_time_has_the_shapes_of_its_own_in_order_of_time_and_size() -> None:
+    frontier = FrontierSection.model_validate(MINUTES)
+    every = [(item.compute, item.shape.depth, item.shape.width) for item in shapes(frontier)]
+    assert every == [(0.1, 1, 8), (0.1, 2, 8), (0.5, 1, 8), (0.5, 2, 8), (0.5, 1, 16)]
+    assert [item.budget for item in shapes(frontier)] == [768, 1536, 768, 1536, 3072]
+    assert (misses(frontier), frontier.depth_values) == ([], (1, 2))
+    assert (frontier.compute_values, frontier.compute_unit) == ((0.1, 0.5), "minutes")
+    assert frontier.minutes is not None
+    assert frontier.minutes[0.5]["L1-d16"] == 120_000
+    shallow = FrontierSection.model_validate({**MINUTES, "depths": [1]})
+    assert {item.shape.depth for item in shapes(shallow)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"flops": [1e9, 4e9]}, "`flops` and `minutes` exclude each other"),
+        ({"minutes": {1: {"L1-d8": 9}}}, "`minutes` has 1 value"),
+        ({"minutes": {1: {"L1-d8": 9}, 1.1: {"L1-d8": 9}}}, "nearer to each other than 15%"),
+        ({"minutes": {1: {"L1x8": 9}, 2: {"L1-d8": 9}}}, "write depth and width as `L2-d16`"),
+        ({"minutes": {1: {"L1-d9": 9}, 2: {"L1-d8": 9}}}, "take 8 or 10"),
+        ({"depths": [1, 3]}, "`depths` has [3]"),
+        ({"minutes": {1: {"L1-d8": 0}, 2: {"L1-d8": 9}}}, "greater than 0"),
+        ({"minutes": {1: {}, 2: {"L1-d8": 9}}}, "at least 1 item"),
+        ({"minutes": {-1: {"L1-d8": 9}, 2: {"L1-d8": 9}}}, "greater than 0"),
+    ],
+)
+def test_wrong_times_are_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        FrontierSection.model_validate({**MINUTES, **change})
+
+
 def test_computes_are_as_far_apart_and_as_many_as_their_analysis_needs() -> None:
     rounded = (1 + ROUNDING) / (1 - ROUNDING)
     assert rounded * (1 + SAME_COMPUTE) < FLOPS_APART

@@ -228,7 +228,7 @@ def test_each_kind_of_mistake_has_its_sentence(override: str, message: str) -> N
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("frontier.depth=[1]", ["`frontier.depth`", "`depths`?", "budgets, depths, widths, flops, spread"]),
+        ("frontier.depth=[1]", ["`frontier.depth`", "`depths`?", "budgets, depths, widths, flops, spread, minutes"]),
         ("depths=[1]", ["`depths`", "`frontier.depths`?"]),
         ("trainning.steps=3", ["`trainning`", "`training`?"]),
         ("data.kind=file", ["`data.kind`", "'file'", "files, hierarchy, hops, hub", "`files`?"]),
@@ -764,6 +764,33 @@ def test_whole_steps_that_miss_the_flops_are_refused_with_a_batch_that_does_not(
         r"start `frontier.flops` at ([\d.e+]+)", refusal(*AT_FLOPS[1:], "frontier.flops=[1e7, 1e8]")
     )
     assert least
+
+
+IN_TIME = ("frontier.minutes={0.1: {L1-d8: 9e5, L2-d8: 6e5}, 1: {L1-d8: 9e5, L2-d8: 6e5}}",)
+
+
+def test_minutes_replace_budgets_and_every_length(tmp_path: Path) -> None:
+    spec = load_spec(SMALL, IN_TIME)
+    lengths = (spec.training.steps, spec.training.tokens, spec.training.tokens_per_parameter)
+    assert (spec.frontier.budgets, spec.frontier.depths, *lengths) == (None,) * 5
+    assert spec.length == "minutes · speed"
+    assert parse_spec(yaml.safe_load(spec.to_yaml())) == spec
+    back = load_spec(write(tmp_path, spec.to_yaml()), ["frontier.budgets=[3000]", "frontier.depths=[1]"])
+    assert back.frontier.minutes is None
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("training.steps=10", "`training.steps`"),
+        ("training.tokens_per_parameter=20", "`training.tokens_per_parameter`"),
+        ("search={sampler: crossing, max_cells: 9}", "set `search.sampler: grid`"),
+        ("sensitivity={}", "`frontier.minutes` compares depths at equal minutes"),
+        ("training.batch=4096", "set `training.batch: 1113` or less"),
+    ],
+)
+def test_minutes_exclude_other_lengths_and_need_whole_steps(change: str, named: str) -> None:
+    assert named in refusal(*IN_TIME, change)
 
 
 def test_reading_a_spec_loads_no_training_library() -> None:

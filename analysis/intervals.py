@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
+#: Weights of a layer over d² that N counts: 12, and 4 without a feed-forward network. Published laws hold for 12 alone.
+LAYER_WEIGHTS, ATTENTION_WEIGHTS = 12.0, 4.0
 #: Two ends, low and high; None where an end is open.
 Interval = tuple[float | None, float | None]
 #: Points (a, b, open) around all laws that are not rejected in a test of one scalar; `open`: the search was cut off.
@@ -71,6 +73,6 @@ def between(shallow: float, deep: float) -> float:
     return math.sqrt(shallow * deep)
 
 
-def width_of(params: float, depth: float) -> float:
-    """The width of a shape by N = 12·L·d²."""
-    return math.sqrt(params / (12 * depth))
+def width_of(params: float, depth: float, layer_weights: float = LAYER_WEIGHTS) -> float:
+    """The width of a shape by N = `layer_weights`·L·d²."""
+    return math.sqrt(params / (layer_weights * depth))

@@ -197,8 +197,8 @@ SLOW = {
     "interplay run connectivity": " training.steps=200",
     "interplay run stairs": " training.steps=200",
     "interplay run stairs training.context=64 training.seeds=1 name=stairs-64": " training.steps=200",
-    "interplay run low-resource frontier.d_ff=0 'frontier.budgets=[5190, 14_400, 36_000, 82_500]' "
-    "training.tokens=360000 name=attention-only": " training.tokens=null frontier.budgets=[5190]",
+    "interplay run low-resource frontier.d_ff=0 training.tokens=360000 "
+    "name=attention-only": " training.tokens=null frontier.budgets=[1730]",
     "interplay run one-wide-layer": " frontier.depths=[1,4]",
 }
 

@@ -97,9 +97,17 @@ class Shape(Frozen):
         return self.d_ff != 0
 
     @property
+    def layer_weights(self) -> int:
+        """Weights of a layer over d² that N counts: 4 of attention, 8 of the feed-forward network if any."""
+        return 12 if self.has_feed_forward else 4
+
+    @property
     def budget_params(self) -> int:
-        """The paper's count of non-embedding parameters, N = 12·L·d² (Levine et al. 2020, section 5)."""
-        return 12 * self.depth * self.width**2
+        """Non-embedding parameters: N = 12·L·d² (Levine et al. 2020, section 5).
+
+        Without feed-forward networks it is 4·L·d².
+        """
+        return self.layer_weights * self.depth * self.width**2
 
 
 class Base(Frozen):

@@ -42,8 +42,8 @@ class FileSum(Frozen):
 class Record(Frozen):
     """The contents of `interplay.json`: the cell and training that gave the weights.
 
-    `loss` is theirs on the validation set, in nats per token; `params` is 12·L·d²; `tokenizer` is None if tokens are
-    symbols; `files` has all other files of the folder by name.
+    `loss` is theirs on the validation set, in nats per token; `params` is N, see `Shape.budget_params`; `tokenizer` is
+    None if tokens are symbols; `files` has all other files of the folder by name.
     """
 
     key: str

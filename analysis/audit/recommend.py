@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from analysis.audit.evidence import Evidence, published_evidence
 from analysis.fit.recommendation import NamedFit, losses_by, named_fit, shapes_by
-from analysis.intervals import width_of
+from analysis.intervals import LAYER_WEIGHTS, width_of
 from analysis.law.near_optimal import Within, nats_of, near_optimal
 from analysis.law.published import (
     LEAST_DEPTH,
@@ -281,7 +281,16 @@ def fit_evidence(named: NamedFit, within: Within) -> Evidence:
     """The evidence of a fit: its answer for each N is that of `recommended`, with an error where it has none.
 
     It is in nats per token, as published laws are.
+
+    Raises:
+        InputError: the fit is of models without feed-forward networks, whose N is another count.
     """
+    if named.fit.layer_weights != LAYER_WEIGHTS:
+        raise InputError(
+            f"The fit in {named.name} is of models without feed-forward networks, N = "
+            f"{named.fit.layer_weights:g}·L·d², and the N of an audited model is 12·L·d². Give a fit of models with "
+            f"them, or leave out {option('fit')} for published evidence."
+        )
     named = NamedFit(named.name, replace(named.fit, unit="nats per token"))
 
     def losses(params: float, depth: float | None, within: Within) -> NearOptimal | None:

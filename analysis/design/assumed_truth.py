@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.design.simulated_study import Shape, Truth
-from analysis.intervals import between
+from analysis.intervals import LAYER_WEIGHTS, between
 from analysis.law.threshold_law import LEVINE2020
 from core.errors import InputError
 
@@ -48,7 +48,11 @@ class Assumption:
 
 
 def assumed_truth(
-    shapes: Sequence[Shape], given: Mapping[str, float], pilot: "Fit | None", entropy: float | None
+    shapes: Sequence[Shape],
+    given: Mapping[str, float],
+    pilot: "Fit | None",
+    entropy: float | None,
+    layer_weights: float = LAYER_WEIGHTS,
 ) -> tuple[Truth, dict[str, Assumption]]:
     """Return the truth that the simulated studies assume, and each of its numbers with its source.
 
@@ -57,12 +61,14 @@ def assumed_truth(
         given: values by the names of `MEANINGS`; they win over the pilot, and the pilot over defaults.
         pilot: the fit of a pilot study.
         entropy: of the data, nats per token; None or 0 if it is unknown or without meaning for the loss.
+        layer_weights: N over L·d² of the shapes.
 
     Raises:
         InputError: the law gives no plausible widths at the depths of the plan.
     """
     depths = tuple(sorted({depth for depth, _, _ in shapes}))
-    a, b, law = _default_law(shapes, depths)
+    sizes = [math.log(layer_weights * depth * width**2) for depth, width, _ in shapes]
+    a, b, law = _default_law(sizes, depths, layer_weights)
     plain = Truth(a, b, depths)
     asymptote, drop = plain.asymptote, plain.drop
     loss, of_loss = asymptote + drop, DEFAULT
@@ -77,7 +83,7 @@ def assumed_truth(
         assumptions = {
             name: Assumption(i.value, f"not in the pilot; {i.source}") for name, i in assumptions.items()
         }
-        assumptions |= _from_pilot(pilot)
+        assumptions |= _from_pilot(pilot, layer_weights)
     assumptions |= {name: Assumption(value, "given") for name, value in given.items()}
     values: dict[str, Any] = {name: item.value for name, item in assumptions.items()}
     a, b, loss = values["a"], values["b"], values.pop("loss")
@@ -90,19 +96,17 @@ def assumed_truth(
     # The loss is set where the plan measures, so that a law with far crossings gives no implausible losses. The
     # asymptote has the same share of the loss as by default.
     share = drop / (asymptote + drop)
-    middle = statistics.fmean(_log_sizes(shapes))
-    above = values["exponent"] * (middle - math.log(Truth(a, b, depths).crossing(depths[0])))
+    middle = statistics.fmean(sizes)
+    above = values["exponent"] * (
+        middle - math.log(Truth(a, b, depths, layer_weights=layer_weights).crossing(depths[0]))
+    )
     values |= {"asymptote": (1 - share) * loss, "drop": share * loss * math.exp(above)}
-    return Truth(depths=depths, **values), assumptions
+    return Truth(depths=depths, layer_weights=layer_weights, **values), assumptions
 
 
-def _log_sizes(shapes: Sequence[Shape]) -> list[float]:
-    return [math.log(12 * depth * width**2) for depth, width, _ in shapes]
-
-
-def _from_pilot(fit: "Fit") -> dict[str, Assumption]:
-    """Read what the fit of a pilot has of the assumptions."""
-    law, noise, curves = fit.law, fit.noise, fit.curves
+def _from_pilot(fit: "Fit", layer_weights: float) -> dict[str, Assumption]:
+    """Read what the fit of a pilot has of the assumptions; its law keeps the N of its crossings."""
+    law, noise, curves = fit.law.counted(layer_weights), fit.noise, fit.curves
     rises = law.b is not None and law.b > 0
     source = "pilot: law" if law.status == "ok" else f"pilot: law, of status {law.status}"
     # Residuals of one seed hold no information on what a seed shares; a zero there is no finding.
@@ -138,12 +142,13 @@ def _slopes(fit: "Fit", exponent: float) -> list[float]:
     return sorted(slope for slope in sentences if slope > 0)
 
 
-def _default_law(shapes: Sequence[Shape], depths: tuple[int, ...]) -> tuple[float, float, str]:
+def _default_law(
+    sizes: Sequence[float], depths: tuple[int, ...], layer_weights: float
+) -> tuple[float, float, str]:
     """(a, b, source): a line through the published crossings if all are inside the planned sizes.
 
     Else through crossings that are spread evenly over the middle half of the sizes, which any grid can measure.
     """
-    sizes = _log_sizes(shapes)
     low, high = min(sizes), max(sizes)
     middles = np.array([between(*pair) for pair in itertools.pairwise(depths)])
     places = np.log([LEVINE2020.transition(depth).params for depth in depths[:-1]])
@@ -152,7 +157,7 @@ def _default_law(shapes: Sequence[Shape], depths: tuple[int, ...]) -> tuple[floa
         shares = np.linspace(0.25, 0.75, len(middles)) if len(middles) > 1 else np.array([0.5])
         places = low + (high - low) * shares
         source = f"{DEFAULT}: crossings in the middle half of the sizes, which the grid can resolve"
-    log_widths = (places - np.log(12 * middles)) / 2
+    log_widths = (places - np.log(layer_weights * middles)) / 2
     rise = statistics.linear_regression(middles, log_widths).slope if len(middles) > 1 else 0.0
     b = float(rise if rise > 0 else LEVINE2020.b or 0.0)
     return float(np.mean(log_widths - b * middles)), b, source

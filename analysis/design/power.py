@@ -124,7 +124,7 @@ def simulate_power(
     simulated = [_simulated(truth, shapes, seeds, key) for key in keys]
     curves = [draw_curves(truth, key) for key in keys]
     laws = [study.laws[0] for study in simulated]
-    ahead = AHEAD * max(map(_params, shapes))
+    ahead = AHEAD * truth.layer_weights * max(map(_work, shapes))
     projected = [study.predict(ahead) for study in simulated]
     widths = [_b_width(law) for law in laws]
     bands = [
@@ -164,17 +164,17 @@ def compare_changes(
         studies: simulated for each change, at most as many as `base` has.
     """
     count, plan = min(studies, base.studies), list(shapes)
-    work = math.fsum(map(_params, plan)) * base.seeds
+    work = math.fsum(map(_work, plan)) * base.seeds
 
     def change(words: str, changed: list[Shape], seeds: int, widths: Sequence[float]) -> Change:
-        cost = math.fsum(map(_params, changed)) * seeds / work
+        cost = math.fsum(map(_work, changed)) * seeds / work
         closed = float(np.isfinite(widths).mean())
         return Change(words, len(changed), seeds, cost, _finite_median(widths), closed)
 
     estimates = [change("the plan", plan, base.seeds, base.b_widths[:count])]
     for words, changed, seeds in (
         (f"{2 * base.seeds} seeds for {base.seeds}", plan, 2 * base.seeds),
-        ("sizes between all neighbours", _denser(plan), base.seeds),
+        ("sizes between all neighbours", _denser(plan, truth.layer_weights), base.seeds),
     ):
         studies_of = (_simulated(truth, changed, seeds, (base.seed, number)) for number in range(count))
         widths = [_b_width(fit_threshold(study.crossings, "log-linear")) for study in studies_of]
@@ -195,7 +195,7 @@ def _pair(truth: Truth, crossings: Sequence[Crossing], true: Sequence[float]) ->
         shallow=shallow,
         deep=crossings[0].deep,
         params=params,
-        width=width_of(params, shallow),
+        width=width_of(params, shallow, truth.layer_weights),
         statuses=_shares(STATUSES, [item.status for item in crossings]),
         closed=len(ratios) / len(crossings),
         ratio=_finite_median(ratios),
@@ -226,17 +226,17 @@ def _finite_median(values: Sequence[float]) -> float | None:
     return median if math.isfinite(median) else None
 
 
-def _params(shape: Shape) -> float:
-    """N = 12·L·d²: training work for equal tokens, up to a factor."""
-    return 12.0 * shape[0] * shape[1] ** 2
+def _work(shape: Shape) -> float:
+    """L·d²: N, and training work for equal tokens, up to a factor."""
+    return float(shape[0] * shape[1] ** 2)
 
 
-def _denser(plan: list[Shape]) -> list[Shape]:
+def _denser(plan: list[Shape], layer_weights: float) -> list[Shape]:
     """The shapes, and those half-way in ln N between neighbours of a depth where another multiple of the step lies."""
     step = math.gcd(*(width for _, width, _ in plan))
     by_shape = {shape[:2]: shape for shape in plan}
     for (depth, low, _), (other, high, _) in itertools.pairwise(sorted(plan)):
         width = step * max(1, round(math.sqrt(low * high) / step))
         if other == depth:
-            by_shape.setdefault((depth, width), (depth, width, 12.0 * depth * width**2))
+            by_shape.setdefault((depth, width), (depth, width, layer_weights * depth * width**2))
     return list(by_shape.values())

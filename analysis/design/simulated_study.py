@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.noise import Floats
-from analysis.intervals import between
+from analysis.intervals import LAYER_WEIGHTS, between
 from analysis.law.threshold_law import solve_depth
 from core.errors import InputError
 
@@ -27,8 +27,8 @@ class Truth:
     """True values of a simulated study; by default the law holds exactly.
 
     Attributes:
-        a, b: ln d = a + b·L at the crossings of neighbouring depths, with 12·L·d² = N there and for the depth between
-            the two.
+        a, b: ln d = a + b·L at the crossings of neighbouring depths, with N = `layer_weights`·L·d² there and for the
+            depth between the two.
         depths: ascending.
         asymptote: loss of the shallowest depth at infinite width, nats per token.
         drop: loss of the shallowest depth above its asymptote at its first crossing, nats.
@@ -39,6 +39,7 @@ class Truth:
         misfit_sd: standard deviation of the shapes about the curves, nats. It is common to all seeds of a shape, so
             more seeds do not average it out; whole widths and learning rates by a rule cause such deviations.
         scatter: standard deviation of ln d of the crossings about the law.
+        layer_weights: N over L·d².
     """
 
     a: float
@@ -52,14 +53,15 @@ class Truth:
     shared: float = 0.3
     misfit_sd: float = 0.0
     scatter: float = 0.0
+    layer_weights: float = LAYER_WEIGHTS
 
     def size_of(self, depth: float) -> float:
         """Return N at which a depth, whole or not, lies on the law."""
-        return 12 * depth * math.exp(2 * (self.a + self.b * depth))
+        return self.layer_weights * depth * math.exp(2 * (self.a + self.b * depth))
 
     def best_depth(self, params: float) -> float:
         """Return the depth that lies on the law at N, the inverse of `size_of`."""
-        return solve_depth(self.a, self.b, params)
+        return solve_depth(self.a, self.b, params * LAYER_WEIGHTS / self.layer_weights)
 
     def crossing(self, depth: int) -> float:
         """Return N at which the next deeper depth overtakes `depth` by the law; of the deepest, N of the law."""
@@ -153,7 +155,7 @@ def study_rows(
     """
     truth, seeds = curves.truth, independent.shape[1]
     table = pd.DataFrame(shapes, columns=["depth", "width", "budget"])
-    table.insert(2, "params", 12.0 * table["depth"] * table["width"] ** 2)
+    table.insert(2, "params", truth.layer_weights * table["depth"] * table["width"] ** 2)
     mean = truth.misfit_sd * misfit
     for depth in set(table["depth"].tolist()):
         at = (table["depth"] == depth).to_numpy()

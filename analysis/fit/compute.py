@@ -81,11 +81,12 @@ class ComputeAnswer:
             percent = 100 * (1 - better.loss / least)
             values = better.depth, percent, better.params, better.budget, self.unit
             return self._nothing(budget, Because(Reason.BETTER_AT_END, values))
-        step, sizes = self.reading.width_step, {size.depth: size for size in self.sizes}
+        step, weights = self.reading.width_step, self.reading.layer_weights
+        sizes = {size.depth: size for size in self.sizes}
         others = tuple(
             DepthAtCompute(
                 shape.depth,
-                buildable_width(width_of(sizes[shape.depth].params(budget), shape.depth), step),
+                buildable_width(width_of(sizes[shape.depth].params(budget), shape.depth, weights), step),
                 sizes[shape.depth].params(budget),
                 sizes[shape.depth].tokens(budget),
                 shape.excess,
@@ -108,6 +109,7 @@ class ComputeAnswer:
             near=compared.near,
             others=others,
             width_step=step,
+            layer_weights=weights,
         )
 
     def _flops(self, budget: float) -> float | None:
@@ -164,7 +166,8 @@ def compute_answer(study: Study) -> ComputeAnswer | None:
     budgets = sorted({float(compute) for compute in table.rows["params"]})
     without = tuple(table.left_out.values())
     lowest = tuple(LowestLoss(*key, *value) for key, value in table.lowest.items())
-    reading = replace(reading, width_step=width_step(study.runs.used))
+    step, weights = width_step(study.runs.used), study.layer_weights
+    reading = replace(reading, width_step=step, layer_weights=weights)
     return ComputeAnswer(
         table.unit, tuple(budgets), crossings, reading, table.sizes, table.sd, without, lowest
     )

@@ -137,6 +137,11 @@ class Fit:
         )
 
     @property
+    def layer_weights(self) -> float:
+        """N over L·d² of the models."""
+        return self.reading.layer_weights
+
+    @property
     def sizes(self) -> tuple[float, float] | None:
         """The smallest and the largest N of the losses compared; None if nothing could be compared."""
         return self.gap_laws.params_range
@@ -148,7 +153,7 @@ class Fit:
         """
         if not self.gap_laws.laws and self.law.usable:
             return self._by_line(params)
-        return predict(
+        projection = predict(
             self.gap_laws,
             self.crossings,
             params,
@@ -157,13 +162,14 @@ class Fit:
             refusal=refusal_of(self.tokens),
             unit=self.loss_unit,
         )
+        return replace(projection, layer_weights=self.layer_weights)
 
     def _by_line(self, params: float) -> Projection:
         """The shape by the threshold law alone, for a file that has no other."""
         check_size(params)
         depth, law = self.law.best_depth(params), self.law
         reasons: tuple[Because, ...] = ()
-        if depth is None or 12 * depth > params:
+        if depth is None or law.layer_weights * depth > params:
             falls = law.b is not None and law.b <= 0
             depth, reasons = None, (Because(Reason.WIDTH_FALLS if falls else Reason.NO_FINITE_DEPTH),)
         return Projection(
@@ -175,6 +181,7 @@ class Fit:
             "the threshold law of the file",
             reasons=reasons,
             extrapolated=depth is None or law.extrapolates(depth),
+            layer_weights=self.layer_weights,
         )
 
     @property
@@ -256,7 +263,7 @@ def fit_of(study: Study, unit: UnitOption = "nats") -> Fit:
     )
     stated = LossUnit.of(UNITS[unit], per_token)
     comparison, curves, crossings = study.comparison, study.curves, study.crossings
-    law, *alternatives = study.laws
+    law, *alternatives = (law.counted(study.layer_weights) for law in study.laws)
     epochs, compute = epochs_of(study.rows), compute_answer(study)
     by_compute = comparison.tokens.rule == "compute"
     repeated = epochs.repeated if epochs else ()

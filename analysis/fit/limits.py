@@ -39,7 +39,9 @@ def recommend_at_limit(
     priced = list(_priced(study, chosen, limit))
     if not priced:
         raise InputError(_nothing_measured(chosen, limit))
-    answer = at_limit(study.curves, study.crossings.quantile, priced, limit)
+    answer = at_limit(
+        study.curves, study.crossings.quantile, priced, limit, layer_weights=study.layer_weights
+    )
     # The bytes of the cache are counted, not timed.
     is_timed = limit.kind is not CostKind.CACHE
     unsteady = {row.depth for row in chosen if is_timed and MEASURES[limit.kind] in row.unsteady}
@@ -70,7 +72,7 @@ def _priced(study: Study, costs: Iterable[ShapeCosts], limit: Limit) -> Iterable
         for depth, width, params in study.rows[["depth", "width", "params"]].itertuples(index=False)
     }
     for row in costs:
-        params = sizes.get((row.depth, row.width), float(row.size))
+        params = sizes.get((row.depth, row.width), row.size(study.layer_weights))
         value = _cost(study, row, params, limit)
         if value is not None:
             yield ShapeCost(row.depth, params, value)

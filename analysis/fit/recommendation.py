@@ -99,7 +99,8 @@ def recommended(result: "Fit", params: float, within: Within = None) -> Recommen
     nats = nats_of(within, at.loss if at else result.gap_laws.loss, result.loss_unit)
 
     def stated(shape: Recommendation) -> Recommendation:
-        return replace(shape, law=qualified(shape.law, result.tokens.ratio), width_step=reading.width_step)
+        law, weights = qualified(shape.law, result.tokens.ratio), reading.layer_weights
+        return replace(shape, law=law, width_step=reading.width_step, layer_weights=weights)
 
     if at is not None and not at.missing:
         return stated(_measured(at, params, nats))

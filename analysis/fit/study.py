@@ -23,6 +23,7 @@ from analysis.law.reasons import Because, Reason
 from analysis.law.shape import Projection
 from analysis.law.threshold import fit_laws
 from analysis.law.threshold_law import ThresholdLaw
+from analysis.runs.columns import layer_weights
 from analysis.runs.comparison import ComparedRuns, compare
 from analysis.runs.table import RunTable
 from analysis.runs.tokens import TokenRule
@@ -83,6 +84,11 @@ class Study(Estimates):
     sensitivity_runs: RunTable | None
     comparison: ComparedRuns
 
+    @cached_property
+    def layer_weights(self) -> float:
+        """N over L·d²: 4 if no model has a feed-forward network, else 12."""
+        return float(layer_weights(self.rows).max())
+
     @property
     def entered(self) -> pd.DataFrame:
         """The rows of the run table whose losses are part of a loss that is compared."""
@@ -93,7 +99,7 @@ class Study(Estimates):
     def gap_laws(self) -> GapLaws:
         """Laws of the gaps between the depths; none if no two depths can be compared."""
         if self.comparison.tokens.comparable:
-            return super().gap_laws
+            return replace(super().gap_laws, layer_weights=self.layer_weights)
         return GapLaws((), None, tuple(self.curves.depths), None, (NOT_COMPARABLE,))
 
     @cached_property
@@ -104,15 +110,17 @@ class Study(Estimates):
     @cached_property
     def stated_crossings(self) -> tuple[Crossing, ...]:
         """The crossings; after sensitivity runs their intervals include the shift to the best learning rates."""
-        return widened(self.crossings.items, self.learning_rate)
+        items = (replace(item, layer_weights=self.layer_weights) for item in self.crossings.items)
+        return widened(tuple(items), self.learning_rate)
 
     @cached_property
     def reading(self) -> Reading:
         """Which depth is best at each measured size; empty if no two depths can be compared."""
         if not self.comparison.tokens.comparable:
-            return Reading()
+            return Reading(layer_weights=self.layer_weights)
         lost = _lost(self.comparison.diverged)
-        return read_curves(self.rows, self.curves, self.stated_crossings, self.crossings.quantile, lost)
+        reading = read_curves(self.rows, self.curves, self.stated_crossings, self.crossings.quantile, lost)
+        return replace(reading, layer_weights=self.layer_weights)
 
     @cached_property
     def best(self) -> tuple[AtSize, ...]:

@@ -16,7 +16,7 @@ from analysis.fit.measures import MeasureData, Value, label
 from analysis.fit.next_runs import NextRuns
 from analysis.fit.next_words import next_depth_sentence, next_sizes_sentence, rate_sentence
 from analysis.fit.scores import SCORES, accuracy_data, graded_accuracy
-from analysis.intervals import Interval
+from analysis.intervals import LAYER_WEIGHTS, Interval
 from analysis.law.answer_words import (
     COMPUTES,
     TIMES,
@@ -54,11 +54,12 @@ DEPTHS_FOR_LAWS = 5
 BETWEEN = 3.0
 
 
-def count_phrase(count: str) -> str:
-    """The count of N: 12·L·d², or the column of the table."""
-    if count == "table":
+def count_phrase(fit: Fit) -> str:
+    """The count of N: 12·L·d², 4·L·d² without feed-forward networks, or the column of the table."""
+    if fit.count == "table":
         return "N is the table's own parameter count"
-    return "N counts non-embedding parameters, 12·L·d²"
+    without = "" if fit.layer_weights == LAYER_WEIGHTS else ": the models have no feed-forward networks"
+    return f"N counts non-embedding parameters, {fit.layer_weights:g}·L·d²{without}"
 
 
 def in_short(fit: Fit) -> list[str]:

@@ -20,7 +20,7 @@ from scipy.optimize import isotonic_regression
 
 from analysis.curves.curves import NEAR, Curves
 from analysis.curves.noise import Floats
-from analysis.intervals import width_of
+from analysis.intervals import LAYER_WEIGHTS, width_of
 from analysis.law.at_limit import COST_ERROR, AtLimit, DepthAtLimit, Limit
 
 #: Relative distance from a measured cost at which a limit counts as that cost.
@@ -59,6 +59,7 @@ def at_limit(
     costs: Iterable[ShapeCost],
     limit: Limit,
     relative_error: float = COST_ERROR,
+    layer_weights: float = LAYER_WEIGHTS,
 ) -> AtLimit:
     """Compare the depths of a study, each at its size of the limited cost.
 
@@ -68,6 +69,7 @@ def at_limit(
         costs: of shapes of these depths; those of other depths are ignored.
         limit: positive, in the unit of `costs`.
         relative_error: standard deviation of a cost over the cost.
+        layer_weights: N over L·d².
     """
     measured, bound = _costs_of(costs, curves), math.log(limit.value)
     sizes: dict[int, tuple[float, float, float]] = {}
@@ -102,7 +104,7 @@ def at_limit(
     for rank, depth in enumerate(order[: len(sizes)]):
         params, low, high = (math.exp(x) for x in sizes[depth])
         error = float(se[rank, best]) if math.isfinite(quantile) else None
-        width, above = width_of(params, depth), float(gap[rank, best])
+        width, above = width_of(params, depth, layer_weights), float(gap[rank, best])
         shapes.append(DepthAtLimit(depth, params, width, (low, high), float(loss[rank]), above, error))
     without_size = tuple(sorted(excluded - sizes.keys()))
     may_be_best = tuple(depth for depth in too_small if depth not in excluded)

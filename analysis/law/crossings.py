@@ -34,7 +34,7 @@ from scipy.stats import t as student
 
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
-from analysis.intervals import Interval, between, params_interval, params_of, width_of
+from analysis.intervals import LAYER_WEIGHTS, Interval, between, params_interval, params_of, width_of
 from analysis.law.reasons import Because, Reason, has
 from analysis.law.words import texts_of
 from analysis.units import LOSS
@@ -62,6 +62,7 @@ class Crossing:
         contradicted: one of these lies on the wrong side of the crossing, which is then not used for the law.
         non_monotone: the deep model leads and the gap falls again significantly at the largest sizes, or its loss
             rises. The deep model may be trained too little there, so nothing should be projected from the crossing.
+        layer_weights: N over L·d².
     """
 
     JSON_PROPERTIES: ClassVar = ("reason",)
@@ -77,6 +78,7 @@ class Crossing:
     diverged: tuple[tuple[int, float, int], ...] = ()
     contradicted: bool = False
     non_monotone: bool = False
+    layer_weights: float = LAYER_WEIGHTS
 
     @property
     def reason(self) -> str | None:
@@ -97,7 +99,7 @@ class Crossing:
     @property
     def width(self) -> float | None:
         """Width of the shallow model at the crossing."""
-        return None if self.params is None else width_of(self.params, self.shallow)
+        return None if self.params is None else width_of(self.params, self.shallow, self.layer_weights)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 
 from analysis.curves.noise import Floats
+from analysis.intervals import LAYER_WEIGHTS
 from analysis.law.reasons import Because
 from analysis.law.shape import check_size
 from analysis.law.words import texts_of
@@ -177,6 +178,7 @@ class GapLaws:
         depths: that were measured, ascending.
         loss: mean loss of the points of the largest sizes, nats per token, for percentages.
         reasons: why there is no decision at any size, if so.
+        layer_weights: N over L·d². The parameters of a law refer to d = sqrt(N/(12·L)) whatever it is.
     """
 
     JSON_PROPERTIES: ClassVar = ("reason",)
@@ -186,6 +188,7 @@ class GapLaws:
     depths: tuple[int, ...]
     loss: float | None = field(metadata=LOSS)
     reasons: tuple[Because, ...] = ()
+    layer_weights: float = LAYER_WEIGHTS
 
     def __post_init__(self) -> None:
         """Refuse laws of a file that cannot decide."""
@@ -219,7 +222,7 @@ class GapLaws:
         if not self.used:
             return None
         assert self.params_range is not None
-        depths = _depths(params)
+        depths = self.considered(params)
         loss = self._gap(params, depths)
         lost = np.minimum(loss - loss.min(axis=1, keepdims=True), MOST_LOST)
         expected = lost.mean(axis=0)
@@ -248,9 +251,17 @@ class GapLaws:
 
         By the laws that are used, of which there must be one.
         """
-        depths = np.append(_depths(params), depth)
+        depths = np.append(self.considered(params), depth)
         loss = self._gap(params, depths)
         return np.asarray(loss[:, -1] - loss.min(axis=1))
+
+    def considered(self, params: float) -> Floats:
+        """The whole depths considered at N = `params`, see `Decision.losses`."""
+        limit = int(min(max((params / self.layer_weights) ** (1 / 3) + 1e-9, 1), DEEPEST))
+        steps = np.round(EVERY * 1.04 ** np.arange(1, 70))
+        return np.concatenate(
+            [np.arange(1.0, min(limit, EVERY) + 1), steps[steps < limit], [limit] * (limit > EVERY)]
+        )
 
     def _gap(self, params: float | Floats, depths: Floats) -> Floats:
         """(draws, places): of all laws."""
@@ -272,7 +283,7 @@ def deciding_run(
     decision, candidates = laws.decide(params), list(candidates)
     if decision is None or not candidates:
         return None
-    depths = _depths(params)
+    depths = laws.considered(params)
     loss = laws._gap(params, depths)
     chosen = int(np.searchsorted(depths, decision.depth))
     lost = loss[:, chosen] - loss.min(axis=1)
@@ -289,15 +300,6 @@ def deciding_run(
         gains.append(float(gap @ target) ** 2 / (float(gap @ gap) + 2 * len(gap) * noise_sd**2 + 1e-300))
     best = int(np.argmax(gains))
     return candidates[best] if gains[best] > 0 else None
-
-
-def _depths(params: float) -> Floats:
-    """The whole depths considered at N = `params`, see `Decision.losses`."""
-    limit = int(min(max((params / 12) ** (1 / 3) + 1e-9, 1), DEEPEST))
-    steps = np.round(EVERY * 1.04 ** np.arange(1, 70))
-    return np.concatenate(
-        [np.arange(1.0, min(limit, EVERY) + 1), steps[steps < limit], [limit] * (limit > EVERY)]
-    )
 
 
 def _quantile(values: Floats, level: float) -> Floats:

@@ -28,7 +28,7 @@ import pandas as pd
 from analysis.curves.budgets import budgets, width_step
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
-from analysis.intervals import Interval, ends_of, params_of, width_of
+from analysis.intervals import LAYER_WEIGHTS, Interval, ends_of, params_of, width_of
 from analysis.law.crossings import LEAST_SIZES, NEAR_END, Crossing
 from analysis.units import LOSS
 
@@ -125,6 +125,7 @@ class Reading:
         near: by place; None if the noise is not known.
         missing: by place.
         width_step: see `AtSize`.
+        layer_weights: N over L·d².
     """
 
     params: tuple[float, ...] = ()
@@ -133,6 +134,7 @@ class Reading:
     near: tuple[tuple[int, ...], ...] | None = None
     missing: tuple[tuple[int, ...], ...] = ()
     width_step: int | None = None
+    layer_weights: float = LAYER_WEIGHTS
 
     def __post_init__(self) -> None:
         """Raise a ValueError if the fields are not of one table, as in a file edited by hand."""
@@ -172,10 +174,10 @@ class Reading:
             near = tuple(sorted(losses.keys() & {best, *self.near[left], *self.near[right]}))
         missing = tuple(sorted({*self.missing[left], *self.missing[right]} - losses.keys()))
         shapes = tuple(
-            DepthAt(depth, width_of(params, depth), loss, loss - losses[best])
+            DepthAt(depth, width_of(params, depth, self.layer_weights), loss, loss - losses[best])
             for depth, loss in losses.items()
         )
-        width = width_of(params, best)
+        width = width_of(params, best, self.layer_weights)
         return AtSize(params, best, width, losses[best], near, shapes, missing, budget, self.width_step)
 
     @cached_property

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
-from analysis.intervals import Interval, width_of
+from analysis.intervals import LAYER_WEIGHTS, Interval, width_of
 from analysis.law.reasons import Because
 from analysis.law.words import texts_of
 from analysis.units import LOSS, BudgetUnit, LossUnit, UnitName, budget_text, times
@@ -95,6 +95,7 @@ class Projection:
     reasons: tuple[Because, ...] = ()
     extrapolated: bool = False
     near_optimal: NearOptimal | None = None
+    layer_weights: float = LAYER_WEIGHTS
 
     def __repr__(self) -> str:
         shape = "no depth" if self.depth is None else f"{layers(self.depth)} × {self.width} wide"
@@ -126,13 +127,15 @@ class Projection:
     def width_exact(self) -> float | None:
         """The width that fills N at L*, or at a least depth in whole layers."""
         depth = self.depth if self.source == "theory" else self.depth_exact
-        return None if depth is None else width_of(self.params, depth)
+        return None if depth is None else width_of(self.params, depth, self.layer_weights)
 
     @property
     def width_interval(self) -> Interval:
         """At fixed N the deepest shape is the narrowest."""
-        low, high = self.depth_interval
-        return width_of(self.params, high) if high else None, width_of(self.params, low) if low else None
+        low, high = (
+            width_of(self.params, end, self.layer_weights) if end else None for end in self.depth_interval
+        )
+        return high, low
 
     @property
     def unbounded(self) -> bool:
@@ -150,14 +153,16 @@ class Projection:
     @property
     def deeper_than_wide(self) -> bool:
         """Whether L* exceeds the width that fills N, which no shape should have."""
-        return self.depth_exact is not None and self.depth_exact > width_of(self.params, self.depth_exact)
+        if self.depth_exact is None:
+            return False
+        return self.depth_exact > width_of(self.params, self.depth_exact, self.layer_weights)
 
     def _width(self, step: int | None) -> int | None:
         if self.depth is None:
             return None
         # A least depth holds up to a width of 3^L.
         most = 3**self.depth if self.source == "theory" else math.inf
-        return buildable_width(width_of(self.params, self.depth), step, most)
+        return buildable_width(width_of(self.params, self.depth, self.layer_weights), step, most)
 
 
 @dataclass(frozen=True, repr=False)
@@ -221,7 +226,7 @@ class ComputeShape:
         loss: nats per token, of a measured shape.
         near: measured depths that are not excluded, the best included; None if the noise is not known.
         others: the other depths measured at this budget, that of least loss first.
-        width_step, unit: as in `Recommendation`.
+        width_step, layer_weights, unit: as in `Recommendation`.
         minutes: the budget in minutes of training, at the measured speed of each shape; None of FLOPs.
     """
 
@@ -240,6 +245,7 @@ class ComputeShape:
     near: tuple[int, ...] | None = None
     others: tuple[DepthAtCompute, ...] = ()
     width_step: int | None = None
+    layer_weights: float = LAYER_WEIGHTS
     unit: UnitName = "nats per token"
     minutes: float | None = None
 
@@ -260,7 +266,7 @@ class ComputeShape:
         """The width nearest to that which fills N that a model can have, see `buildable_width`."""
         if self.depth is None or self.params is None:
             return None
-        return buildable_width(width_of(self.params, self.depth), self.width_step)
+        return buildable_width(width_of(self.params, self.depth, self.layer_weights), self.width_step)
 
     @property
     def budget(self) -> float:

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from analysis.intervals import Interval, Region, range_over
+from analysis.intervals import LAYER_WEIGHTS, Interval, Region, range_over
 from analysis.law.reasons import Because
 from analysis.law.shape import Recommendation, Transition, check_size, outside
 from analysis.law.words import texts_of
@@ -104,6 +104,7 @@ class ThresholdLaw:
         source: where the law comes from, in words.
         covariance_dof: degrees of freedom of the covariance; None is a known covariance, 4 that of a line through six
             crossings.
+        layer_weights: N over L·d². A law is fitted with 12; `counted` changes it.
     """
 
     JSON_PROPERTIES: ClassVar = ("reason", "note")
@@ -131,6 +132,7 @@ class ThresholdLaw:
     region: Region = ()
     source: str = "this study"
     covariance_dof: Literal[4] | None = None
+    layer_weights: float = LAYER_WEIGHTS
 
     def __post_init__(self) -> None:
         """Refuse a law of a file without the coefficients that its status promises."""
@@ -164,12 +166,31 @@ class ThresholdLaw:
         """The L with 12·L·d(L)² = N; None if the law has none that is positive and finite."""
         if self.a is None or self.b is None or self.b <= 0:
             return None
-        depth = SOLVERS[self.form](self.a, self.b, params)
+        depth = self._solve(self.a, self.b, params)
         return depth if 0 < depth < math.inf else None
 
     def interval(self, params: float, level: float = 0.95) -> Interval:
         """The interval of the profile likelihood at fixed N; `level` is that of a covariance only."""
-        return self._range(lambda a, b: SOLVERS[self.form](a, b, params), level)
+        return self._range(lambda a, b: self._solve(a, b, params), level)
+
+    def _solve(self, a: float, b: float, params: float) -> float:
+        return SOLVERS[self.form](a, b, params * LAYER_WEIGHTS / self.layer_weights)
+
+    def counted(self, layer_weights: float) -> "ThresholdLaw":
+        """The same law in N with the widths of N = `layer_weights`·L·d²: all widths change by one factor."""
+        if layer_weights == self.layer_weights:
+            return self
+        move = math.log(self.layer_weights / layer_weights) / 2
+        low, high = self.a_interval or (None, None)
+        ends = None if low is None else low + move, None if high is None else high + move
+        return replace(
+            self,
+            a=None if self.a is None else self.a + move,
+            a_interval=None if self.a_interval is None else ends,
+            widths=tuple(width * math.exp(move) for width in self.widths),
+            region=tuple((a + move, b, is_open) for a, b, is_open in self.region),
+            layer_weights=layer_weights,
+        )
 
     def width_interval(self, depth: float) -> Interval:
         """Smallest and largest `width` over the region; an end is None without a limit."""
@@ -188,13 +209,15 @@ class ThresholdLaw:
         if not depth > 0:
             raise InputError(f"The depth is {depth:g}; it must be positive.")
         width = self.width(depth)
-        params = 12 * depth * width**2 if width < 1e150 else math.inf
+        params = self.layer_weights * depth * width**2 if width < 1e150 else math.inf
         if not math.isfinite(params):
             raise InputError(
                 f"The law of {self.source} gives no finite size at which {depth:g} layers are overtaken (it was fitted "
                 f"on depths {self.depth_range[0]:g} to {self.depth_range[1]:g})."
             )
-        interval = self._range(lambda a, b: 12 * depth * _exp(2 * (a + b * depth)), self.level)
+        interval = self._range(
+            lambda a, b: self.layer_weights * depth * _exp(2 * (a + b * depth)), self.level
+        )
         return Transition(depth, params, width, interval)
 
     def shape(self, params: float, level: float = 0.95) -> Recommendation:

@@ -184,11 +184,11 @@ def gains_table(fit: Fit, costs: Sequence[ShapeCosts]) -> Table | None:
     """
     rows = costs_of_one_device(costs)
     for best in reversed(fit.best):
-        near = [row for row in rows if abs(math.log(row.size / best.params)) <= NEAR_END]
+        near = [row for row in rows if abs(math.log(row.size(fit.layer_weights) / best.params)) <= NEAR_END]
         shapes = {
             shape: nearest
             for shape in best.shapes
-            if (nearest := _nearest(near, shape.depth, best.params)) is not None
+            if (nearest := _nearest(near, shape.depth, shape.width)) is not None
         }
         if len(shapes) > 1 and any(shape.depth == best.depth for shape in shapes):
             break
@@ -232,13 +232,13 @@ def gains_table(fit: Fit, costs: Sequence[ShapeCosts]) -> Table | None:
     return table_of(title, shapes.items(), columns, note)
 
 
-def _nearest(rows: Sequence[ShapeCosts], depth: int, params: float) -> dict[int, ShapeCosts] | None:
-    """The costs by batch of the shape of a depth next to N; None without one."""
+def _nearest(rows: Sequence[ShapeCosts], depth: int, width: float) -> dict[int, ShapeCosts] | None:
+    """The costs by batch of the shape of a depth next to a width; None without one."""
     of_depth = [row for row in rows if row.depth == depth]
     if not of_depth:
         return None
-    width = min(of_depth, key=lambda row: (abs(math.log(row.size / params)), row.width)).width
-    return {row.batch: row for row in of_depth if row.width == width}
+    nearest = min(of_depth, key=lambda row: (abs(math.log(row.width / width)), row.width)).width
+    return {row.batch: row for row in of_depth if row.width == nearest}
 
 
 def compute_table(fit: Fit) -> Table | None:

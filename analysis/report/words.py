@@ -42,7 +42,7 @@ def about_sentences(fit: Fit) -> str:
     rows = f"{fit.used} of {fit.used + len(fit.left_out)} runs of {counted(shapes, 'shape')}, {seeds}."
     epochs = epochs_sentence(fit.epochs) if fit.epochs else ""
     parts = [rows, noise_sentence(fit), lowest_loss_sentence(fit), fit.tokens.sentence, epochs]
-    parts.append(f"{count_phrase(fit.count)}.")
+    parts.append(f"{count_phrase(fit)}.")
     return " ".join(filter(None, parts))
 
 

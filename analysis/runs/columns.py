@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import pandas as pd
 
+from analysis.intervals import ATTENTION_WEIGHTS, LAYER_WEIGHTS
 from analysis.runs.headings import NAMES, column_of, last_part, loss_heading, names_in, words_of
 from analysis.units import BudgetUnit
 from core.command_line import option, try_with
@@ -31,6 +33,8 @@ OPTIONAL_TEXT = ("protocol", "purpose")
 FLOPS, COMPUTE, NEAR_PLANNED = "flops", "compute", 0.02
 #: The unit of the column `compute`; without this column it is in FLOPs.
 COMPUTE_UNIT = "compute_unit"
+#: The inner width of the feed-forward networks; 0 if there are none, so that N = 4·L·d².
+D_FF = "d_ff"
 #: The table's own count of parameters, kept if N is counted as 12·L·d² and the two differ.
 TABLE_PARAMS = "table_params"
 #: The largest width that a heading is proposed for.
@@ -41,6 +45,12 @@ TOKEN_GROUP = "token_group"
 #: state losses in bits per byte.
 BITS_PER_BYTE, BYTES_PER_TOKEN = "bits_per_byte", "bytes_per_token"
 _NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, BITS_PER_BYTE, BYTES_PER_TOKEN)
+
+
+def layer_weights(rows: pd.DataFrame) -> pd.Series:
+    """Return the weights of a layer over d² that N counts, by row: 4 where the column `d_ff` is 0, else 12."""
+    attention_alone = numeric(rows[D_FF]) == 0 if D_FF in rows else pd.Series(False, rows.index)
+    return pd.Series(np.where(attention_alone, ATTENTION_WEIGHTS, LAYER_WEIGHTS), rows.index)
 
 
 def numeric(column: pd.Series) -> pd.Series:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, TOKEN_GROUP
+from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS, TOKEN_GROUP, layer_weights
 from analysis.runs.learning_rates import RateChoice, choose_rates
 from analysis.runs.left_out import RowReason, WhyNot
 from analysis.runs.remarks import NAMED, About, Remark, first_names
@@ -165,7 +165,8 @@ def _remarks(rows: pd.DataFrame, runs: RunTable, choice: RateChoice, lost: pd.Da
     protocols = sorted(set(rows["protocol"]) - {""}) if "protocol" in rows else []
     if len(protocols) > 1:
         yield Remark(About.PROTOCOLS, (len(protocols), *protocols[:NAMED]))
-    off = float(np.max(np.abs(rows["params"] / (12 * rows["depth"] * rows["width"] ** 2) - 1)))
+    counted = layer_weights(rows) * rows["depth"] * rows["width"] ** 2
+    off = float(np.max(np.abs(rows["params"] / counted - 1)))
     if runs.count == "table" and off > COUNT_DIFFERS:
         yield Remark(About.COUNT_DIFFERS, (off,))
     wide = rows[rows["width"] > rows["vocabulary"]] if "vocabulary" in rows else rows.iloc[:0]

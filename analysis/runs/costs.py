@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from analysis.intervals import LAYER_WEIGHTS
 from core.errors import InputError, shortened
 from core.files import write_text
 
@@ -57,10 +58,9 @@ class ShapeCosts:
     date: Text
     versions: Text
 
-    @property
-    def size(self) -> int:
-        """N = 12·L·d²."""
-        return 12 * self.depth * self.width**2
+    def size(self, layer_weights: float) -> float:
+        """N = `layer_weights`·L·d²."""
+        return layer_weights * self.depth * self.width**2
 
     @property
     def place(self) -> tuple[str, str]:
@@ -85,7 +85,9 @@ def write_costs(path: Path, rows: Sequence[ShapeCosts]) -> Path:
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()
-    for row in sorted(rows, key=lambda row: (row.place, row.size, row.depth, row.width, row.batch)):
+    for row in sorted(
+        rows, key=lambda row: (row.place, row.size(LAYER_WEIGHTS), row.depth, row.width, row.batch)
+    ):
         table.writerow({**asdict(row), "unsteady": " ".join(row.unsteady)})
     return write_text(path, text.getvalue())
 

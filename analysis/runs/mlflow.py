@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs.columns import BITS_PER_BYTE, COLUMNS, EPOCHS, OPTIONAL_NUMBERS, TEXT
+from analysis.runs.columns import BITS_PER_BYTE, COLUMNS, D_FF, EPOCHS, OPTIONAL_NUMBERS, TEXT
 from analysis.runs.left_out import RowReason, WhyNot, entry
 from core.errors import InputError, near_misses
 
@@ -123,7 +123,7 @@ def _row(run: Any) -> tuple[Record | None, WhyNot | None]:
     if status is None:
         return None, WhyNot(RowReason.NO_STATUS, (run.info.run_id, run.info.status))
     row: Record = {name: _number(params.get(name)) for name in COLUMNS if name not in TEXT}
-    row |= {name: _number(params[name]) for name in OPTIONAL_NUMBERS if name in params}
+    row |= {name: _number(params[name]) for name in (*OPTIONAL_NUMBERS, D_FF) if name in params}
     row |= {name: metrics.get(name) for name in ("train_seconds", EPOCHS)}
     if BITS_PER_BYTE in metrics:
         row[BITS_PER_BYTE] = metrics[BITS_PER_BYTE]

@@ -25,6 +25,7 @@ from analysis.runs.columns import (
     TABLE_PARAMS,
     TEXT,
     WHOLE,
+    layer_weights,
     numeric,
     refuse_repeated,
     rename,
@@ -131,7 +132,8 @@ class RunTable:
                 `perplexity` and `bits` name a loss in another unit.
             source: of the rows, for messages.
             left_out: rows that were left out while reading.
-            count: `nonembedding` counts N as 12·L·d² for every row; `table` takes the column `params`.
+            count: `nonembedding` counts N as 12·L·d², or 4·L·d² where the column `d_ff` is 0; `table` takes the column
+                `params`.
             where: heading -> value of the rows that are read; the others are no part of the table.
             notes: how the file was read.
 
@@ -320,7 +322,7 @@ def _typed(
     made["tokens"] = np.where(made["tokens"] > 0, made["tokens"], np.nan)
     given = _numbers(frame[TABLE_PARAMS]) if TABLE_PARAMS in frame.columns else made["params"]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        counted = 12 * made["depth"] * made["width"] ** 2
+        counted = layer_weights(frame).to_numpy() * made["depth"] * made["width"] ** 2
         if unit == "perplexity":
             made["loss"] = np.log(made["loss"])
         elif unit == "bits":

@@ -314,7 +314,7 @@ def model_card(record: Record, study: str) -> str:
         "network": family(recipe.network).describe([shape], recipe),
         "shape": f"depth {shape.depth}, width {shape.width}, {shape.heads} heads of {shape.head_width}"
         + ("" if shape.kv_heads is None else f", {shape.kv_heads} key-value heads"),
-        "parameters": f"{record.params:,} by 12·L·d²; {record.total_params:,} in total",
+        "parameters": f"{record.params:,} by {shape.layer_weights}·L·d²; {record.total_params:,} in total",
         "context": f"{recipe.context} tokens",
         "data": f"{cell.data.describe()} (content {cell.data_key})",
         "tokens": f"{tokenizer}, {record.vocabulary:,} symbols",

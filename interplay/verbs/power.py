@@ -134,7 +134,11 @@ def plan_power(
         )
     given = None if pilot is None else named_fit(pilot)
     truth, assumptions = assumed_truth(
-        shapes, parse_assumptions(assume), None if given is None else given.fit, plan.entropy
+        shapes,
+        parse_assumptions(assume),
+        None if given is None else given.fit,
+        plan.entropy,
+        plan.planner.spec.frontier.layer_weights,
     )
     estimate = simulate_power(
         truth, shapes, len({planned.cell.seed for planned in plan.cells}), studies=studies

@@ -119,8 +119,8 @@ def spec_of(
     spec = load_spec(source, *changes, results=results)
     if count == "table":
         raise SpecError(
-            f"{option('count', 'table')} takes N from the column params of a table, but {name} is a spec, whose N is "
-            "12·L·d²; leave it out."
+            f"{option('count', 'table')} takes N from the column params of a table, but {name} is a spec, whose N "
+            "follows from its shapes; leave it out."
         )
     for argument, does, given in (
         ("column", "renames the columns of a table", columns),

@@ -31,7 +31,7 @@ class CellFields(BaseModel):
     width: int
     heads: int
     params: int
-    """N = 12 L d²."""
+    """N, see `Shape.budget_params`."""
     total_params: int
     """All parameters, embeddings included."""
     budget: float

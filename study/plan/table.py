@@ -23,7 +23,7 @@ MOST_LINES = 1000
 
 
 #: Columns that a narrow terminal does not show, the first one first: shape and budget give them. No number is cut.
-DROPPED = ("params", "N=12Ld²")
+DROPPED = ("params", "N")
 
 
 def plan_table(plan: Plan) -> Group:
@@ -33,7 +33,7 @@ def plan_table(plan: Plan) -> Group:
     columns = {
         place: "total",
         "shape": "",
-        "N=12Ld²": "",
+        "N": "",
         "params": "",
         "rate": "",
         "cells": f"{plan.cell_count:,}",
@@ -105,7 +105,7 @@ def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str]) -> dict[st
     marks = ",".join(flags.setdefault(flag, _mark(len(flags))) for flag in first.flags)
     return {
         "shape": f"L{shape.depth} d{shape.width} {_heads(shape)}" + (f" [dim]{marks}[/]" if marks else ""),
-        "N=12Ld²": _count(shape.budget_params),
+        "N": _count(shape.budget_params),
         "params": _count(first.parameters.total),
         "rate": _rates(planned.cell.lr for planned in group),
         "cells": str(len(group)),

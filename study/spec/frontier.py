@@ -150,8 +150,8 @@ class FrontierSection(Section):
     """heads of keys and values of every layer (llama, qwen3); by default as many as heads"""
     d_ff: float | None = Field(default=None, ge=0, le=100)
     """inner width of the feed-forward network over the width, rounded to whole values (llama, qwen3); by default that
-    with which a layer has 12·d² weights. 0 (also gpt2) leaves the network and its norm out: N = 12·L·d² then counts
-    three times the 4·d² weights of a layer"""
+    with which a layer has 12·d² weights. 0 (also gpt2) leaves the network and its norm out: a layer then has 4·d²
+    weights, and N = 4·L·d²"""
     tolerance: float = Field(default=0.1, gt=0, lt=1)
     """largest relative difference between N of a shape and its budget; by default 0.1, and 0.25 with flops, where the
     best size of each depth is found from its own sizes, which other depths need not have"""
@@ -232,6 +232,11 @@ class FrontierSection(Section):
         if self.heads is not None:
             return math.lcm(self.width_multiple, 1 if self.head_dim is not None else self.heads)
         return math.lcm(self.width_multiple, (self.head_dim or 1) * (self.kv_heads or 1))
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of a layer over d² that N counts."""
+        return self.shape(1, self.step).layer_weights
 
     @property
     def _step_words(self) -> str:
@@ -348,7 +353,7 @@ class FrontierSection(Section):
         for depth in set(self.depth_values) - {item.shape.depth for item in kept}:
             best = min((miss for miss in missed if miss.depth == depth), key=lambda miss: abs(miss.deviation))
             needed = math.ceil(abs(best.deviation) * 100) / 100
-            name, least = "budgets", 12 * depth * self.step**2
+            name, least = "budgets", self.layer_weights * depth * self.step**2
             if self.flops is not None:
                 name = "flops"
                 least = math.ceil(
@@ -362,8 +367,8 @@ class FrontierSection(Section):
             raise ValueError(
                 f"depth {depth} has no shape at any budget: widths are multiples of {self._step_words}, and the "
                 f"nearest, width {best.nearest_width} for budget {best.budget:g}, has N = "
-                f"{12 * depth * best.nearest_width**2} ({best.deviation:+.0%}, tolerance {self.tolerance:.0%}). {fix}, "
-                f"or leave depth {depth} out"
+                f"{self.layer_weights * depth * best.nearest_width**2} ({best.deviation:+.0%}, tolerance "
+                f"{self.tolerance:.0%}). {fix}, or leave depth {depth} out"
             )
 
     def check_size(self, count: int, what: str) -> None:
@@ -381,10 +386,10 @@ def shapes(
     """Return every shape of the frontier, by compute, budget and depth.
 
     With `budgets`, each depth has at most one shape per budget: the allowed width whose N = 12·L·d² (Levine et al.
-    2020, section 5.1) is nearest to the budget, if it is within the tolerance. With `widths`, each depth has the widths
-    listed, and the budget of a shape is its own N; with `minutes`, each of them has its own shapes. With `flops`, the
-    budgets of a compute C are the factors of `spread` times sqrt(C / (6·tokens_per_parameter)), and a shape may be
-    there at several C.
+    2020, section 5.1), or 4·L·d² with `d_ff: 0`, is nearest to the budget, if it is within the tolerance. With
+    `widths`, each depth has the widths listed, and the budget of a shape is its own N; with `minutes`, each of them has
+    its own shapes. With `flops`, the budgets of a compute C are the factors of `spread` times
+    sqrt(C / (6·tokens_per_parameter)), and a shape may be there at several C.
     """
     return _resolve(frontier, tokens_per_parameter)[0]
 
@@ -399,7 +404,8 @@ def added_shapes(frontier: FrontierSection) -> list[FrontierShape]:
     for depth in frontier.depth_values:
         given = frontier.budget_values
         if frontier.widths is not None:
-            given = tuple(12.0 * depth * width**2 for width in sorted(frontier.widths[depth]))
+            widths = sorted(frontier.widths[depth])
+            given = tuple(float(frontier.shape(depth, width).budget_params) for width in widths)
         for low, high in itertools.pairwise(given):
             ratio, parts = high / low, 1
             while ratio ** (1 / parts) > SPACING * (1 + 1e-12):
@@ -435,18 +441,17 @@ def _resolve(
         )
     if frontier.minutes is not None:
         timed = [
-            FrontierShape(12.0 * depth * width**2, frontier.shape(depth, width), minutes)
+            FrontierShape(float(shape.budget_params), shape, minutes)
             for minutes in frontier.compute_values
-            for depth, width in map(shape_named, frontier.minutes[minutes])
-            if depth in depths
+            for shape in (frontier.shape(*shape_named(name)) for name in frontier.minutes[minutes])
+            if shape.depth in depths
         ]
         return sorted(timed, key=lambda item: (item.compute, item.budget, item.shape.depth)), []
     if frontier.widths is None:
         return _fitting(frontier, itertools.product([None], frontier.budget_values, depths))
     pairs = [(depth, width) for depth in depths for width in frontier.widths[depth]]
-    measured = [
-        FrontierShape(12.0 * depth * width**2, frontier.shape(depth, width)) for depth, width in pairs
-    ]
+    listed = [frontier.shape(depth, width) for depth, width in pairs]
+    measured = [FrontierShape(float(shape.budget_params), shape) for shape in listed]
     return sorted(measured, key=lambda item: (item.budget, item.shape.depth)), []
 
 
@@ -458,10 +463,11 @@ def _fitting(
     If budgets of one compute share their nearest shape, the budget nearest to it keeps it, so that no shape is trained
     twice.
     """
-    placed = []
+    placed, weights = [], frontier.layer_weights
     for compute, budget, depth in wanted:
-        width = _nearest_width(budget, depth, frontier.step)
-        placed.append(Miss(budget, depth, width, 12 * depth * width**2 / budget - 1, compute=compute))
+        layers = weights * depth
+        width = _nearest_width(budget, layers, frontier.step)
+        placed.append(Miss(budget, depth, width, layers * width**2 / budget - 1, compute=compute))
     owner: dict[tuple[float | None, int, int], float] = {}
     for miss in sorted(placed, key=lambda miss: abs(miss.deviation)):
         owner.setdefault((miss.compute, miss.depth, miss.nearest_width), miss.budget)
@@ -479,7 +485,7 @@ def _fitting(
     return result, missed
 
 
-def _nearest_width(budget: float, depth: int, step: int) -> int:
-    """Return the multiple of `step` whose 12·L·d² is nearest to the budget; the smaller one on a tie."""
-    below = max(1, math.floor(math.sqrt(budget / (12 * depth)) / step)) * step
-    return min((below, below + step), key=lambda width: abs(12 * depth * width**2 - budget))
+def _nearest_width(budget: float, layers: int, step: int) -> int:
+    """Return the multiple of `step` whose N = `layers`·d² is nearest to the budget; the smaller one on a tie."""
+    below = max(1, math.floor(math.sqrt(budget / layers) / step)) * step
+    return min((below, below + step), key=lambda width: abs(layers * width**2 - budget))

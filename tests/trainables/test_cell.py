@@ -109,6 +109,8 @@ def test_digest_does_not_depend_on_the_order_of_keys():
 
 def test_a_shape_counts_the_papers_parameters_and_refuses_odd_heads():
     assert Shape(depth=96, width=12288, heads=96).budget_params == 12 * 96 * 12288**2
+    assert Shape(depth=3, width=40, heads=4, d_ff=0).budget_params == 4 * 3 * 40**2
+    assert Shape(depth=3, width=40, heads=4, d_ff=1).budget_params == 12 * 3 * 40**2
     with pytest.raises(ValidationError, match="width 15 is not divisible by 2 heads"):
         Shape(depth=1, width=15, heads=2)
 

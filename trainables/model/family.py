@@ -217,9 +217,11 @@ class ModelFamily(ABC):
         """Return the trained model in words, with the weights that N = 12·L·d² does not count or does not have."""
         base = "" if recipe.rope_theta == ROPE_THETA else f", rotary base {recipe.rope_theta:g}"
         text = f"{self.title}, {recipe.embeddings} embeddings{base}"
+        shapes = list(shapes)
         weights = sorted(self.layer_weights(shape, recipe) for shape in shapes)
-        if max(abs(count / 12 - 1) for count in (weights[0], weights[-1])) <= ROUNDED:
-            return text
+        counted = 12 if all(shape.has_feed_forward for shape in shapes) else 4
+        if max(abs(count / counted - 1) for count in (weights[0], weights[-1])) <= ROUNDED:
+            return text if counted == 12 else f"{text}; without feed-forward networks, N = 4·L·d²"
         least, most = (f"{count:.1f}" for count in (weights[0], weights[-1]))
         span = least if least == most else f"{least} to {most}"
         return f"{text}; a layer has {span}·d² weights, N = 12·L·d² counts 12·d²"

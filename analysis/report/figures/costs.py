@@ -61,11 +61,12 @@ def cost_data(fit: Fit, costs: list[ShapeCosts]) -> pd.DataFrame:
     """The shapes with a measured time of one token at batch 1: depth, width, params, loss on the curve, decode_ms."""
     curves, per_nat = study_of_fit(fit).curves, fit.loss_unit.per_nat
     rows = []
-    for row in sorted(costs, key=lambda row: (row.depth, row.size)):
+    for row in sorted(costs, key=lambda row: (row.depth, row.width)):
+        size = row.size(fit.layer_weights)
         if row.depth not in curves.depths or row.batch != 1 or row.decode_ms is None:
             continue
-        (low, high), x = curves.range(row.depth), math.log(row.size)
+        (low, high), x = curves.range(row.depth), math.log(size)
         if low - NEAR <= x <= high + NEAR:
             loss = per_nat * float(curves.loss(row.depth, np.clip([x], low, high))[0])
-            rows.append((row.depth, row.width, row.size, loss, row.decode_ms))
+            rows.append((row.depth, row.width, size, loss, row.decode_ms))
     return pd.DataFrame(rows, columns=["depth", "width", "params", "loss", "decode_ms"])

@@ -124,7 +124,7 @@ def excess_data(fit: Fit) -> pd.DataFrame | None:
         distance = np.abs(x[at][:, None] - np.log(widths.index.to_numpy(dtype=float)))
         measured = distance.min(axis=1) < 1e-8
         params = np.exp(x[at])
-        width = np.array([width_of(float(size), depth) for size in params])
+        width = np.array([width_of(float(size), depth, study.layer_weights) for size in params])
         width[measured] = widths.to_numpy(dtype=float)[distance.argmin(axis=1)[measured]]
         parts.append(
             pd.DataFrame(

@@ -127,8 +127,9 @@ class Context:
     @property
     def size_label(self) -> str:
         """Label of an axis of N."""
-        is_of_table = self.fit.count == "table"
-        return "parameters N, the table's count" if is_of_table else "non-embedding parameters N = 12·L·d²"
+        if self.fit.count == "table":
+            return "parameters N, the table's count"
+        return f"non-embedding parameters N = {self.fit.layer_weights:g}·L·d²"
 
 
 def _with_titles(svg: str) -> str:

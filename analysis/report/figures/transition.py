@@ -73,7 +73,8 @@ def crossing_widths(fit: Fit) -> pd.DataFrame:
     for item in fit.crossings:
         if item.status != "insufficient":
             ends = (item.params, *(item.params_interval or (None, None)))
-            widths = (math.nan if end is None else width_of(end, item.middle) for end in ends)
+            weights = item.layer_weights
+            widths = (math.nan if end is None else width_of(end, item.middle, weights) for end in ends)
             rows.append((item.shallow, item.deep, item.middle, item.status, *widths))
     return pd.DataFrame(rows, columns=["shallow", "deep", "depth", "status", "value", "low", "high"])
 

@@ -304,8 +304,10 @@ def test_the_noise_says_where_it_comes_from(found, pilot_frame):
     assert "estimated from the residuals" in sentence
     assert sentence in headlines(single)
     assert noise_sentence(found) not in headlines(found)
-    assert "12·L·d²" in count_phrase("nonembedding")
-    assert "table's own" in count_phrase("table")
+    assert "12·L·d²" in count_phrase(found)
+    assert "table's own" in count_phrase(dataclasses.replace(found, count="table"))
+    alone = dataclasses.replace(found, reading=dataclasses.replace(found.reading, layer_weights=4.0))
+    assert " 4·L·d²" in count_phrase(alone)
     unknown = dataclasses.replace(found, noise=NoiseSummary())
     assert "no noise estimate" in noise_sentence(unknown)
 

@@ -54,8 +54,8 @@ def test_the_table_compares_the_depths_at_the_largest_size_with_the_best_one(res
 
 
 def test_a_size_without_costs_gives_way_to_the_next_smaller_one(result):
-    largest = max(row.size for row in costs())
-    small = [row for row in costs() if row.size < largest / 2]
+    largest = max(row.size(12) for row in costs())
+    small = [row for row in costs() if row.size(12) < largest / 2]
     title = gains_table(result, small).title
     assert title != gains_table(result, costs()).title
     assert gains_table(result, [row for row in costs() if row.depth == 1]) is None

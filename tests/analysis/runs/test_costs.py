@@ -62,7 +62,13 @@ def test_a_line_by_hand_is_a_row(tmp_path):
     file = tmp_path / "costs.csv"
     file.write_text(f"{HEADING}\n{LINE}\n")
     (row,) = read_costs(file)
-    assert (row.depth, row.size, row.decode_ms, row.prefill_ms, row.unsteady) == (2, 13_824, 1.5, None, ())
+    assert (row.depth, row.size(12), row.decode_ms, row.prefill_ms, row.unsteady) == (
+        2,
+        13_824,
+        1.5,
+        None,
+        (),
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ def loss(planned, crossing):
     return 2.0 - 0.1 * distance + (0.05 * distance if shallow else 0.0) + 0.002 * planned.cell.seed
 
 
-def leave_rows(results, crossing, *changes, bytes_per_token=None):
+def leave_rows(results, crossing, *changes, bytes_per_token=None, source=SMALL):
     """Rows and spec of a study, as a run would leave them; return the spec."""
-    spec = load_spec(SMALL, ["frontier.depths=[1, 2]", *changes])
+    spec = load_spec(source, ["frontier.depths=[1, 2]", *changes])
     plan, paths = make_plan(spec), study_paths(spec, results)
     for rank, planned in enumerate(plan.cells):
         value = loss(planned, crossing)
@@ -73,6 +73,28 @@ def test_studies_that_differ_in_one_key_are_compared_by_its_value(results, comma
     assert json.loads(out) == json.loads(json.dumps(document))
     assert not (results / "report.html").exists()
     assert "crossings by value" in command("compare", *NAMES, "--results", str(results))[1]
+
+
+def test_without_feed_forward_networks_a_preset_is_compared_at_equal_numbers_of_weights(tmp_path):
+    """Losses that depend on N alone cross at one N, at widths that are sqrt(3) apart."""
+    for name, *changes in (("with",), ("without", "frontier.d_ff=0")):
+        spec = leave_rows(tmp_path, 4_000.0, *changes, f"name={name}", source="low-resource")
+        for planned in make_plan(spec).cells:
+            shape = planned.cell.shape
+            assert abs(shape.budget_params / planned.budget - 1) <= spec.frontier.tolerance
+    compared = interplay.compare("with", "without", results=tmp_path).to_json()
+    assert compared["key"] == "frontier.d_ff"
+    rows = {row["value"]: row for row in compared["crossings"]}
+    assert len(rows) == 2
+    for row in rows.values():
+        assert row["params"] == pytest.approx(4_000, rel=0.05)
+    assert rows[0]["width"] / math.sqrt(rows[0]["params"] / 4) == pytest.approx(1)
+    other = next(row for value, row in rows.items() if value != 0)
+    assert other["width"] / math.sqrt(other["params"] / 12) == pytest.approx(1)
+    (shift,) = compared["shifts"]
+    (pair,) = shift["pairs"]
+    assert pair["shift_interval"][0] < 0 < pair["shift_interval"][1]
+    assert abs(pair["shift"]) < 0.05
 
 
 @pytest.mark.slow

@@ -93,6 +93,26 @@ def test_elsewhere_a_law_is_placed_so_that_the_plan_can_resolve_it():
     assert places == pytest.approx([0.25, 0.75])
 
 
+def test_without_feed_forward_networks_a_third_of_the_sizes_has_the_same_power(pilot):
+    _, path = pilot
+    given = planned("frontier.budgets=[3000, 9000, 27_000]", "frontier.tolerance=0.4")
+    third = planned("frontier.budgets=[1000, 3000, 9000]", "frontier.tolerance=0.4", "frontier.d_ff=0")
+    assert [shape[:2] for shape in shapes_of_plan(third)] == [shape[:2] for shape in shapes_of_plan(given)]
+    for one in ("a=2", "b=0.3"), ():
+        first, second = (plan_power(plan, pairs(one), None, 5) for plan in (given, third))
+        for pair, other in zip(first.estimate.crossings, second.estimate.crossings, strict=True):
+            assert other.params == pytest.approx(pair.params / 3)
+            assert other.width == pytest.approx(pair.width)
+            assert other.statuses == pair.statuses
+        assert second.estimate.ahead_params == pytest.approx(first.estimate.ahead_params / 3)
+        assert second.estimate.ahead_depth == pytest.approx(first.estimate.ahead_depth)
+    # The law of a pilot with feed-forward networks keeps its N, so its widths are those of that N.
+    fitted = read_fit(path).fit.law
+    law, _ = assumed_truth(shapes_of_plan(third), {}, read_fit(path).fit, third.entropy, 4.0)
+    assert law.size_of(3) == pytest.approx(fitted.transition(3).params)
+    assert law.a == pytest.approx(fitted.a + math.log(3) / 2)
+
+
 def test_the_loss_is_that_of_the_middle_size_and_the_noise_in_proportion():
     plan = planned()
     truth, items = assumptions(plan)

@@ -765,7 +765,7 @@ def test_a_plan_names_the_network_and_weights_that_n_does_not_count() -> None:
     assert "d²" not in notes()
     assert "a layer has 14.5·d² weights" in notes("frontier.d_ff=3.5")
     without = "\n".join(plan_of(SMALL, "frontier.d_ff=0").notes)
-    assert "network: GPT-2, tied embeddings; a layer has 4.0·d² weights, N = 12·L·d² counts 12·d²" in without
+    assert "network: GPT-2, tied embeddings; without feed-forward networks, N = 4·L·d²" in without
     assert "d²" not in "\n".join(plan_of(SMALL).notes)
     assert "network: Qwen3, untied embeddings, rotary base 500000" in notes(
         "training.network=qwen3", "training.embeddings=untied", "training.rope_theta=500_000"

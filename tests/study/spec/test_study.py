@@ -848,6 +848,19 @@ def test_the_heads_of_a_rotary_family_have_an_even_width_unless_a_step_is_given(
 def test_no_feed_forward_network_is_an_inner_width_of_zero():
     none = load_spec(SMALL, ["frontier.d_ff=0"])
     assert {item.shape.d_ff for item in shapes(none.frontier)} == {0}
+    for item in shapes(none.frontier):
+        assert 4 * item.shape.depth * item.shape.width**2 == item.shape.budget_params
+        assert abs(item.shape.budget_params / item.budget - 1) <= none.frontier.tolerance
+    # The same widths as with feed-forward networks have a third of N.
+    given = load_spec(SMALL)
+    sizes = [budget / 3 for budget in given.frontier.budget_values]
+    third = load_spec(SMALL, ["frontier.d_ff=0", f"frontier.budgets={sizes}"])
+    widths = [
+        [(item.shape.depth, item.shape.width) for item in shapes(one.frontier)] for one in (third, given)
+    ]
+    assert widths[0] == widths[1] != []
+    by_widths = load_spec("one-wide-layer", ["frontier.d_ff=0"]).frontier
+    assert all(item.budget == item.shape.budget_params for item in shapes(by_widths))
     # Another ratio is at least one value wide.
     narrow = rotary({"d_ff": 0.001})
     assert {item.shape.d_ff for item in shapes(narrow.frontier)} == {1}

@@ -74,6 +74,13 @@ def test_the_runs_of_a_killed_driver_are_ended_and_replaced_by_whole_ones(uri, s
     assert found.data.tags["interplay.revision"] == "two"
 
 
+def test_a_shape_without_a_feed_forward_network_is_read_back_with_its_n(uri, study):
+    study.log_row(row("aaaa", d_ff=0, params=256, budget=256.0))
+    study.log_row(row("bbbb", seed=1))
+    used = read_runs("mlflow:study", tracking_uri=uri).used
+    assert dict(zip(used["cell"], used["params"], strict=True)) == {"aaaa": 4 * 64, "bbbb": 12 * 64}
+
+
 def test_after_a_lost_connection_open_cells_stay_open(uri, study):
     study.log_curve(CurveUpdate("aaaa", "L1", {}, [point(5)]))
     assert study.connect() == {}

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -63,6 +63,11 @@ class ShapeCosts:
         return layer_weights * self.depth * self.width**2
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Depth, width, heads, heads of keys and values, and all parameters."""
+        return self.depth, self.width, self.heads, self.kv_heads, self.params
+
+    @property
     def place(self) -> tuple[str, str]:
         """Where it was measured: device and machine."""
         return self.device, self.machine
@@ -70,8 +75,7 @@ class ShapeCosts:
     @property
     def measured_as(self) -> tuple[object, ...]:
         """What the rows of one shape on one device share, whatever their batch."""
-        shape = (self.depth, self.width, self.heads, self.kv_heads, self.params)
-        return (*self.place, *shape, self.precision, self.context)
+        return (*self.place, *self.shape, self.precision, self.context)
 
 
 #: Name of the file in the folder of a study.
@@ -132,6 +136,26 @@ def costs_of_one_device(rows: Sequence[ShapeCosts]) -> list[ShapeCosts]:
     places = sorted({row.place for row in rows})
     most = max(places, key=lambda place: sum(row.place == place for row in rows), default=None)
     return [row for row in rows if row.place == most]
+
+
+def measured_costs(rows: Iterable[ShapeCosts]) -> dict[tuple[int, ...], dict[str, float]]:
+    """Return the costs of each shape (`ShapeCosts.shape`) by name, those of one device and machine.
+
+    Latencies of a batch above 1 have its number in their name, as `decode_ms_batch_8`.
+    """
+    costs: dict[tuple[int, ...], dict[str, float]] = {}
+    for row in costs_of_one_device(list(rows)):
+        suffix = "" if row.batch == 1 else f"_batch_{row.batch}"
+        values = {
+            f"prefill_ms{suffix}": row.prefill_ms,
+            f"decode_ms{suffix}": row.decode_ms,
+            # The same at every batch.
+            "train_tokens_per_second": row.train_tokens_per_second,
+            "kv_bytes_per_token": row.kv_bytes_per_token,
+        }
+        given = {name: float(value) for name, value in values.items() if value is not None}
+        costs[row.shape] = costs.get(row.shape, {}) | given
+    return costs
 
 
 def _row(line: dict[str, str]) -> ShapeCosts:

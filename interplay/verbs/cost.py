@@ -47,6 +47,8 @@ class StudyCosts(VerbResult):
         new: number of shapes that were measured now; the others were measured before.
         left_out: shapes that were not measured, because they take several devices.
         again: the command that measures them again.
+        not_logged: why the runs of the study in MLflow lack these costs, in a sentence; None if they have them, or
+            there are none yet.
     """
 
     name: str
@@ -57,6 +59,7 @@ class StudyCosts(VerbResult):
     new: int
     left_out: list[Shape]
     again: str
+    not_logged: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of `interplay cost --json`; milliseconds, bytes and tokens per second."""
@@ -101,6 +104,9 @@ class StudyCosts(VerbResult):
             )
         if self.left_out:
             notes.append(f"{counted(len(self.left_out), 'shape')} not measured: they take several devices.")
+        if self.not_logged:
+            again = call("mirror", self.name)
+            notes.append(f"The runs in MLflow lack these costs: {self.not_logged}. To send them: `{again}`.")
         return notes
 
 
@@ -128,8 +134,8 @@ def cost(
 
         interplay.cost("quickstart").to_json()["rows"]
 
-    The rows go to `costs.csv` in the folder of the study. Shapes that were measured on this machine are not measured
-    again, unless `again`. `progress` shows how far it is.
+    The rows go to `costs.csv` in the folder of the study, and to the runs of its cells in MLflow as metrics. Shapes
+    that were measured on this machine are not measured again, unless `again`. `progress` shows how far it is.
 
     Raises:
         SpecError: as of `load_spec`; the study is being run, this machine has not its device, or each shape takes
@@ -138,6 +144,7 @@ def cost(
         DataError: the data cannot be used.
     """
     from study.run.costs import measure_costs
+    from study.tracking.targets import mirror_costs
 
     loaded = load_spec(spec, *changes, results=results)
     need("measuring costs", "train", "torch", "deepspeed", "transformers")
@@ -154,6 +161,7 @@ def cost(
         measured = measure_costs(
             plan, cells, measures, paths.costs, paths.data, progress or Console(quiet=True), again=again
         )
+        not_logged = mirror_costs(loaded, paths)
     sizes = {(p.cell.shape.depth, p.cell.shape.width): p.compared_at for p in reversed(cells)}
     command = call("cost", name_of(spec), *changes, results=Path(results), again=True)
     return StudyCosts(
@@ -165,4 +173,5 @@ def cost(
         measured.new,
         measured.left_out,
         command,
+        not_logged,
     )

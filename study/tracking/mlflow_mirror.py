@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from analysis.runs.costs import measured_costs, read_costs
 from study.plan.rows import Row
 from study.tracking.ledger import CurveUpdate
 from study.tracking.mirror import (
@@ -158,6 +159,30 @@ class MlflowStudy:
         self._write(self._study_run, metrics, {NOTE: "\n\n".join(note)} if note else {}, {})
         self._write_note()
         self._experiment.client.set_terminated(self._study_run, status=status)
+        # Last, because a `costs.csv` that cannot be read must keep nothing else from the store.
+        self.log_costs()
+
+    def log_costs(self) -> None:
+        """Give the run of each cell the measured costs of its shape, as metrics.
+
+        A run whose values are those of `costs.csv` gets none. A value that was measured again is a later point of its
+        metric, which MLflow shows.
+
+        Raises:
+            InputError: `costs.csv` has other content.
+        """
+        costs = measured_costs(read_costs(self.paths.costs))
+        if not costs:
+            return
+        rows = [row for row in self.paths.ledger.rows().values() if row.study == self.paths.name]
+        by_cell = {row.cell: costs.get(_shape(row), {}) for row in rows}
+        now = int(time.time() * 1000)
+        for run in self._experiment.runs():
+            values, before = by_cell.get(_cell(run), {}), run.data.metrics
+            changed = {name: value for name, value in values.items() if before.get(name) != value}
+            self._write(
+                run.info.run_id, [_metric(name, value, now, 0) for name, value in changed.items()], {}, {}
+            )
 
     def _log_files(self) -> list[str]:
         """Give the study's run its files, of which a store in a file gets the report alone; return their names."""
@@ -330,6 +355,11 @@ def _metric(name: str, value: float, when: int, step: int) -> Any:
     from mlflow.entities import Metric
 
     return Metric(name, value, when, step)
+
+
+def _shape(row: Row) -> tuple[int, ...]:
+    """Return the `ShapeCosts.shape` of a row."""
+    return row.depth, row.width, row.heads, row.kv_heads or row.heads, row.total_params
 
 
 def _cell(run: Any) -> str:

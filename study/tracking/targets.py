@@ -13,7 +13,7 @@ from study.spec.study import StudySpec
 from study.tracking.ledger import study_rows
 from study.tracking.mirror import Mirror, Target
 from study.tracking.mlflow_mirror import MlflowStudy, spec_parameters
-from study.tracking.mlflow_store import tracking_uri
+from study.tracking.mlflow_store import first_line, sqlite_file, tracking_uri
 from study.tracking.study_paths import StudyPaths, study_paths
 from study.tracking.tensorboard import TensorBoardStudy
 from study.tracking.wandb_runs import WandbStudy
@@ -23,15 +23,39 @@ def make_mirror(
     spec: StudySpec, protocol: str, paths: StudyPaths, rows: Iterable[Row], tags: Mapping[str, str]
 ) -> Mirror:
     """Return the mirror of a study; `rows` may hold those of other studies, and its run has these tags."""
-    uri = tracking_uri(spec.tracking.uri, paths.results)
     all_tags = {"interplay.protocol": protocol, "interplay.spec": spec.to_yaml(), **tags}
-    targets: list[Target] = [MlflowStudy(uri, spec.experiment, paths, all_tags, spec_parameters(spec))]
+    targets: list[Target] = [_mlflow_study(spec, paths, all_tags)]
     if "tensorboard" in spec.tracking.also:
         targets.append(TensorBoardStudy(paths.folder / "tensorboard"))
     if "wandb" in spec.tracking.also:
         section = spec.tracking.wandb or WandbSection()
         targets.append(WandbStudy(paths.folder / "wandb", spec.name, spec.experiment, section))
     return Mirror(targets, paths.ledger, [row for row in rows if row.study == spec.name])
+
+
+def _mlflow_study(spec: StudySpec, paths: StudyPaths, tags: Mapping[str, str]) -> MlflowStudy:
+    uri = tracking_uri(spec.tracking.uri, paths.results)
+    return MlflowStudy(uri, spec.experiment, paths, tags, spec_parameters(spec))
+
+
+def mirror_costs(spec: StudySpec, paths: StudyPaths) -> str | None:
+    """Give the runs of a study in MLflow its `costs.csv`; return why they lack it, in a sentence, if they do.
+
+    A study without rows, or without a store, has no runs yet; they get the costs when they are written.
+    """
+    study = _mlflow_study(spec, paths, {})
+    try:
+        file = sqlite_file(study.uri)
+        if (file and not file.exists()) or not any(
+            row.study == spec.name for row in paths.ledger.rows().values()
+        ):
+            return None
+        if problem := study.problem():
+            return problem
+        study.log_costs()
+    except Exception as error:  # noqa: BLE001 - no failure of a tracker may fail a measurement
+        return f"{study.address}: {first_line(error).rstrip('.')}"
+    return None
 
 
 def mirror_study(spec: StudySpec, results: Path) -> str:

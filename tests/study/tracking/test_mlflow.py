@@ -3,12 +3,14 @@
 import json
 import shutil
 import socket
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from analysis.fit.document import fit
 from analysis.law.answer_words import short_answer
+from analysis.runs.costs import ShapeCosts, write_costs
 from analysis.runs.table import RunTable, read_runs
 from study.errors import SpecError
 from study.plan.plan import make_plan
@@ -21,7 +23,7 @@ from study.tracking.mlflow_mirror import BATCH
 from study.tracking.mlflow_store import Experiment, server_problem, tracking_uri
 from study.tracking.mlflow_view import page
 from study.tracking.study_paths import StudyPaths
-from study.tracking.targets import progress
+from study.tracking.targets import mirror_costs, progress
 from tests.simulated_study import Truth, shapes_of, simulate
 from tests.stubs import stub_result
 from tests.study.small import SMALL
@@ -72,6 +74,71 @@ def test_the_runs_of_a_killed_driver_are_ended_and_replaced_by_whole_ones(uri, s
     assert statuses(uri) == {"aaaa": "FINISHED", "bbbb": "KILLED"}
     (found,) = runs(uri, "tags.`interplay.kind` = 'study'")
     assert found.data.tags["interplay.revision"] == "two"
+
+
+def costs_of(shape, batch, **values):
+    depth, width, params = shape
+    return ShapeCosts(
+        depth=depth, width=width, heads=2, kv_heads=2, params=params, device="cpu", machine="M", precision="fp32",
+        context=32, batch=batch, date="2026-11-29", versions="torch 2", **values,
+    )  # fmt: skip
+
+
+def test_the_runs_of_a_measured_shape_have_its_costs_also_if_they_are_measured_later(uri, study):
+    ledger, file = study.paths.ledger, study.paths.costs
+    for one in (row("aaaa"), row("bbbb", seed=1), row("cccc", depth=2, total_params=1800)):
+        ledger.put(one)
+        study.log_row(one)
+    study.finish("FINISHED")
+    assert "decode_ms" not in cell_runs(uri)["aaaa"].data.metrics
+    shape, values = (1, 8, 1000), {"train_tokens_per_second": 5000.0, "kv_bytes_per_token": 64}
+    one = costs_of(shape, 1, prefill_ms=2.5, decode_ms=1.25, **values)
+    eight = costs_of(shape, 8, prefill_ms=9.0, decode_ms=4.0, **values)
+    # Of several machines the one with most rows counts, as in the report.
+    elsewhere = replace(one, machine="A", decode_ms=0.5)
+    other = costs_of((1, 8, 999), 1, decode_ms=7.0)
+    write_costs(file, [one, eight, elsewhere, other])
+    spec = load_spec(SMALL, ["name=study", f"tracking.uri={uri}"])
+    assert mirror_costs(spec, study.paths) is None
+    expected = {
+        "train_tokens_per_second": 5000,
+        "kv_bytes_per_token": 64,
+        "prefill_ms": 2.5,
+        "decode_ms": 1.25,
+    }
+    expected |= {"prefill_ms_batch_8": 9, "decode_ms_batch_8": 4}
+    for cell, stored in cell_runs(uri).items():
+        metrics = stored.data.metrics
+        assert {name: metrics[name] for name in expected if name in metrics} == (
+            {} if cell == "cccc" else expected
+        )
+        assert metrics["loss"] == 0.5
+    # What is there is not logged again, and a lower value measured later is the one that is shown.
+    write_costs(file, [replace(one, decode_ms=1.0), eight])
+    study.finish("FINISHED")
+    study.finish("FINISHED")
+    assert cell_runs(uri)["bbbb"].data.metrics["decode_ms"] == 1.0
+    assert history(uri, "bbbb", "decode_ms") == [(0, 1.0), (0, 1.25)]
+    assert history(uri, "bbbb", "prefill_ms") == [(0, 2.5)]
+    # A run that is written again has them too.
+    again = mlflow_study(uri)
+    again.connect()
+    again.log_row(row("aaaa", ended=99.0))
+    again.finish("FINISHED")
+    assert cell_runs(uri)["aaaa"].data.metrics["decode_ms"] == 1.0
+    assert read_runs("mlflow:study", tracking_uri=uri).used["loss"].tolist() == [0.5] * 3
+
+
+def test_costs_that_cannot_be_logged_are_named_and_a_study_without_runs_needs_none(uri, study, tmp_path):
+    spec = load_spec(SMALL, ["name=study", f"tracking.uri={uri}"])
+    write_costs(study.paths.costs, [costs_of((1, 8, 1000), 1, decode_ms=1.0)])
+    assert mirror_costs(spec, study.paths) is None
+    study.paths.ledger.put(row())
+    nowhere = load_spec(SMALL, ["name=study", f"tracking.uri=sqlite:///{tmp_path / 'none.db'}"])
+    assert mirror_costs(nowhere, study.paths) is None
+    assert not (tmp_path / "none.db").exists()
+    study.paths.costs.write_text("not,costs\n1,2\n")
+    assert "costs.csv" in mirror_costs(spec, study.paths)
 
 
 def test_a_shape_without_a_feed_forward_network_is_read_back_with_its_n(uri, study):

@@ -69,7 +69,11 @@ def options(
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="a preset, a study, or a YAML file")]
 RunsArgument = Annotated[
     str,
-    typer.Argument(metavar="RUNS", help="a spec, mlflow:EXPERIMENT, or a run table (CSV, JSONL, Parquet)"),
+    typer.Argument(
+        metavar="RUNS",
+        help="a spec, mlflow:EXPERIMENT, a run table (CSV, JSONL, Parquet), or one that comes with Interplay: "
+        "gemstones, english, english-gpt2, english-llama",
+    ),
 ]
 ChangesArgument = Annotated[
     list[str] | None,

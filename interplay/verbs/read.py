@@ -10,12 +10,13 @@ from analysis.audit.shipped_tables import TABLES, ShippedTable
 from analysis.runs.files import is_table
 from analysis.runs.table import Count, RunTable, read_runs
 from core.command_line import option
-from core.errors import InputError, refuse_no_mapping
+from core.errors import InputError, did_you_mean, refuse_no_mapping
 from interplay.study_fit import Runs, existing, named_store, study_runs
 from interplay.verbs.load_spec import load_spec, name_of
 from study.errors import SpecError
 from study.spec.recorded import recorded_file
 from study.spec.study import StudySpec
+from study.spec.yaml_file import find
 
 #: What a source may be; a table of polars, pyarrow and others has `to_pandas`.
 Source: TypeAlias = str | Path | StudySpec | pd.DataFrame | Sequence[Mapping[str, object]]
@@ -116,7 +117,13 @@ def spec_of(
         isinstance(source, str | Path) and (is_table(name) or shipped(name, results))
     ):
         return None
-    spec = load_spec(source, *changes, results=results)
+    try:
+        spec = load_spec(source, *changes, results=results)
+    except SpecError as error:
+        if isinstance(source, StudySpec) or Path(name).name != name or find(name, Path(results)).is_file():
+            raise
+        tables = f"{', '.join(TABLES)}{did_you_mean(name, TABLES) or '.'}"
+        raise SpecError(f"{error} Tables that come with Interplay: {tables}") from error
     if count == "table":
         raise SpecError(
             f"{option('count', 'table')} takes N from the column params of a table, but {name} is a spec, whose N "

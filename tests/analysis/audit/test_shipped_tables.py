@@ -1,12 +1,14 @@
 """The tables that come with Interplay: unchanged, licensed, and fitted by their names."""
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
 
 import interplay
 from analysis.audit.shipped_tables import TABLES
+from tests.named import assert_named
 
 DOCS = Path(__file__).parents[3] / "docs" / "evidence"
 
@@ -29,6 +31,22 @@ def test_a_table_is_the_file_of_its_hash_and_names_its_licence(name):
 )
 def test_our_tables_are_those_of_the_docs(name, file):
     assert TABLES[name].path.read_bytes() == (DOCS / file).read_bytes()
+
+
+def test_a_near_miss_of_a_name_names_the_table_and_the_help_names_all(command):
+    for verb in ("fit", "report"):
+        status, out, err = command(verb, "gemstone")
+        assert (status, out) == (2, "")
+        assert_named(err, "did you mean `gemstones`?", *TABLES)
+    # Only a table can be meant by a plain name, and a run needs a spec.
+    assert "english-gpt2" not in command("fit", "folder/gemstone.yaml")[2]
+    assert "english-gpt2" not in command("plan", "gemstone")[2]
+    assert "did you mean `quickstart`?" in command("fit", "quickstar")[2]
+    shown = " ".join(command("fit", "--help")[1].replace("│", " ").split())
+    named = re.search(r"comes with Interplay: ([\w, -]+?)[ .]*\[required\]", shown)[1]
+    assert named.split(", ") == [*TABLES]
+    page = (DOCS.parent / "tables.md").read_text(encoding="utf-8")
+    assert [name for name in TABLES if f"`{name}`" not in page] == []
 
 
 def test_the_command_fits_a_table_by_its_name(command, tmp_path):

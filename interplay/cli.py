@@ -72,7 +72,7 @@ RunsArgument = Annotated[
     typer.Argument(
         metavar="RUNS",
         help="a spec, mlflow:EXPERIMENT, a run table (CSV, JSONL, Parquet), or one that comes with Interplay: "
-        "gemstones, english, english-gpt2, english-llama",
+        "gemstones, gemstones-lr, english, english-gpt2, english-llama",
     ),
 ]
 ChangesArgument = Annotated[

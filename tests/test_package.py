@@ -122,5 +122,6 @@ def test_a_wheel_has_the_data_of_its_packages(interplay):
         "report/templates/page.html.j2",
         "audit/known_models.yaml",
         "audit/tables/gemstones.jsonl",
+        "audit/tables/LICENSE-gemstones.txt",
     ):
         assert (interplay.packages / "analysis" / file).is_file()

@@ -1,6 +1,8 @@
 """Run tables that come with Interplay, by name: `interplay fit gemstones`.
 
-A table is shipped only under a licence that allows it. Its file is unchanged, which a test holds by its hash.
+A table is shipped only under a licence that allows it; that of the Gemstones is beside them. `gemstones-lr.csv` has
+five columns of all rows of its source, with the digits as they were; every other file is unchanged. A test holds the
+hash of each.
 """
 
 from collections.abc import Mapping
@@ -45,6 +47,13 @@ TABLES: Mapping[str, ShippedTable] = {
         "github.com/mcleish7/gemstone-scaling-laws; MIT licence",
         "90a53a7ddc894f1b1857583391b4cf9d970955ac72534582dc502f7ccdc63aa9",
         {"loss": "final_loss", "params": "params_active_precise"},
+    ),
+    "gemstones-lr": ShippedTable(
+        "gemstones-lr.csv",
+        "20 of these shapes in an ablation of the learning rate, up to 100 billion tokens, 200 rows of "
+        "`wandb_dfs/wandb_df_for_fitting_lr_ablation_hot.jsonl` of github.com/mcleish7/gemstone-scaling-laws at "
+        "commit 5f420478f6057b0cbb4d13405fb10ca64675bccb; MIT licence",
+        "bb1485dbe8569051a95bcaf468f28e05f02a8bf6eb65b20ca64d079643b391b8",
     ),
     "english": ShippedTable(
         "english.csv",

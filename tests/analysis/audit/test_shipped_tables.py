@@ -18,6 +18,7 @@ def test_a_table_is_the_file_of_its_hash_and_names_its_licence(name):
     table = TABLES[name]
     assert hashlib.sha256(table.path.read_bytes()).hexdigest() == table.sha256
     assert "licence" in table.about
+    assert table.path.stat().st_size < 60_000
     assert len(interplay.fit(name).table.used) == len(table.read().used) > 0
 
 

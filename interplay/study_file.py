@@ -38,8 +38,7 @@ training:
 {network}{length}
   context: {context}
   batch: {batch}
-  # min(0.01, 0.3/width). Whether it suits your data is not known before `sensitivity` has compared rates.
-  lr: {{rule: width, base: 0.3, exponent: -1, cap: 0.01}}
+{rate}
   # One seed gives no interval.
   seeds: {seeds}
 

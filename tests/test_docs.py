@@ -78,6 +78,10 @@ ELSEWHERE = {
     "interplay run quickstart 'frontier.flops=[4e9, 1e10, 3e10]' training.batch=4 name=isoflop": "tests/study/run/"
     "test_study.py, a smaller study",
     "interplay cost quickstart": "tests/interplay/verbs/test_cost.py, a smaller study",
+    "interplay init my-minutes --data corpus.txt --minutes 5": "tests/interplay/verbs/test_init.py, fewer minutes",
+    "interplay plan my-minutes.yaml": "as above",
+    "interplay run my-minutes.yaml": "tests/study/run/test_study.py, a study of seconds",
+    "interplay recommend --train-time 2min --fit my-minutes": "tests/interplay/test_interplay.py, on another table",
     **dict.fromkeys(
         (
             "interplay recommend --kv 256 --fit quickstart",

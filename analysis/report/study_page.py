@@ -8,7 +8,16 @@ from typing import Any
 from analysis.fit.document import Fit
 from analysis.fit.next_runs import NextRuns
 from analysis.fit.words import findings, law_sentence, next_steps
-from analysis.report.figures import best_depth, diagnostics, excess, gaps, loss, palette, transition
+from analysis.report.figures import (
+    at_budget,
+    best_depth,
+    diagnostics,
+    excess,
+    gaps,
+    loss,
+    palette,
+    transition,
+)
 from analysis.report.figures import costs as cost_figure
 from analysis.report.figures.by_value import measure_figure
 from analysis.report.figures.figure import Context, Figure
@@ -103,11 +112,16 @@ def study_figures(runs: RunTable, fit: Fit, **attributes: Any) -> list[Figure]:
 
 
 def first_figure(context: Context) -> Figure:
-    """The figure of the first screen: what each depth costs, or the losses if no two depths can be compared."""
+    """The figure of the first screen: what each depth costs, or the losses if no two depths can be compared.
+
+    Depths of a study at equal FLOPs or training time are compared at these, not at equal N.
+    """
     few = "one depth only" if len(context.colours) == 1 else "too few sizes with two depths to compare"
     few = few if context.fit.tokens.comparable else "the training tokens differ, so no depths are compared"
     if context.fit.tokens.rule == "compute":
         few = f"at several {'FLOPs' if context.fit.tokens.budget_unit == 'FLOPs' else 'training times'}"
+        if (drawn := at_budget.figure(context)) is not None:
+            return drawn
     return excess.figure(context) or replace(loss.figure(context), title=f"Loss against size: {few}")
 
 
@@ -115,6 +129,7 @@ def study_sections(context: Context, first: Figure) -> list[PageSection]:
     """The sections below the answer, without the figure `first`; the page leaves out those without content."""
     runs, fit, graded = context.runs, context.fit, context.graded
     losses = () if first.name == "loss" else (loss.figure,)
+    by_budget = () if first.name == "at_budget" else (at_budget.figure,)
     measured = (*losses, loss.accuracy_figure, _graded_figure, transition.figure, diagnostics.figure)
     needed = needed_table(*graded) if graded else None
     crossings = crossings_table(fit)
@@ -124,7 +139,9 @@ def study_sections(context: Context, first: Figure) -> list[PageSection]:
     costs = [cost_table(runs), unusual_table(fit), diverged_table(fit), reasons_table(fit)]
     return [
         PageSection("What was measured", [about_sentences(fit)], _made(context, *measured), folded=False),
-        PageSection("Shapes in numbers", tables=[needed, compute_table(fit), best_table(fit)]),
+        PageSection(
+            "Shapes in numbers", [], _made(context, *by_budget), [needed, compute_table(fit), best_table(fit)]
+        ),
         PageSection(
             "What a depth gains, what it costs",
             figures=_made(context, cost_figure.figure),

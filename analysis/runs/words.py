@@ -219,7 +219,7 @@ WORDS: Mapping[About, str | Callable[..., str]] = {
         "Losses are compared inside {} groups of equal N and equal training tokens ({:.4g} to {:.4g}), in which the "
         "best depth is taken to depend on N alone."
     ).format,
-    About.COMPUTES: lambda low, high, unit="FLOPs": (
+    About.COMPUTES: lambda low, high, unit: (
         f"Depths are compared at equal {'FLOPs' if unit == 'FLOPs' else 'training time'} ({budget_number(low, unit)} "
         f"to {budget_number(high, unit)}), each at its best size. Training tokens differ at equal N, so there is no "
         f"crossing in N, and no projection beyond {'these FLOPs' if unit == 'FLOPs' else 'this time'}."

@@ -70,6 +70,9 @@ LENGTH = """\
   # 20 tokens per parameter of the largest budget (Hoffmann et al. 2022), at least {least}, for every shape.
   # `tokens_per_parameter: 20` in its place trains each shape in proportion to its own N.
   tokens: {tokens}"""
+RATE = """\
+  # min(0.01, 0.3/width). Whether it suits your data is not known before `sensitivity` has compared rates.
+  lr: {rule: width, base: 0.3, exponent: -1, cap: 0.01}"""
 RATES = """\
 # Also train the cells next to each crossing at half and twice the learning rate:
 # sensitivity: {lr_factors: [0.5, 2.0]}"""
@@ -311,6 +314,7 @@ def _values(data: str | None, device: str, size: Size) -> dict[str, object]:
         "seeds": size.seeds,
         "context": context_of(device),
         "network": network_line(size.network),
+        "rate": RATE,
         "rates": RATES,
         "device": device,
     }

@@ -43,7 +43,7 @@ VALUES = {
     About.LAST_CHECKPOINTS: (512.0, 900.0),
     About.EQUAL_COMPUTE: (2e18, 7, 900.0, 512.0),
     About.GROUPS: (7, 512.0, 900.0),
-    About.COMPUTES: (2e18, 9e18),
+    About.COMPUTES: (2e18, 9e18, "FLOPs"),
     About.NO_COMMON_TOKENS: (512.0, 900.0),
     About.TOKENS_BY_TABLE_COUNT: (21.0,),
     About.TOKENS_BY_WIDTH: (21.0, 512.0),
@@ -53,8 +53,8 @@ VALUES = {
     About.MISFIT: (0.25, "nats", 0.001),
     About.TURNED: ("1 → 2", "2 → 4"),
     About.LOST_SHAPES: (7, 512.0),
-    About.FEW_SIZES_AT_COMPUTE: (7, 2, 3, 2e18),
-    About.LEAST_AT_END: (7, 2e18),
+    About.FEW_SIZES_AT_COMPUTE: (7, 2, 3, 2e18, "FLOPs"),
+    About.LEAST_AT_END: (7, 2e18, "FLOPs"),
 }
 #: Places of values that are no text of their own: flags, and what a word stands for.
 NOT_WRITTEN = {

@@ -692,7 +692,7 @@ def init(
     """Write the file of a new study, planned to a given time. It has a comment for each choice.
 
     The first time on a machine it trains a few steps for up to 30 s, because the time follows from its speed. With
-    --minutes it measures the speed of every shape, 3 s each.
+    --minutes it measures the speed of every shape, 7 s each.
     """
     progress = Console(stderr=True)
     show(

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 
 from analysis.runs.costs import ShapeCosts
 from analysis.units import BudgetUnit, budget_number
-from core.command_line import call, relative
+from core.command_line import call, command, relative
 from core.extras import need
 from core.files import to_json
 from core.numbers import counted, digits, prefixed, short
@@ -47,8 +47,8 @@ class StudyCosts(VerbResult):
         new: number of shapes that were measured now; the others were measured before.
         left_out: shapes that were not measured, because they take several devices.
         again: the command that measures them again.
-        not_logged: why the runs of the study in MLflow lack these costs, in a sentence; None if they have them, or
-            there are none yet.
+        not_logged: why the runs of the study in MLflow lack these costs, and the command that sends them; None if they
+            have them, or there are none yet.
     """
 
     name: str
@@ -105,8 +105,7 @@ class StudyCosts(VerbResult):
         if self.left_out:
             notes.append(f"{counted(len(self.left_out), 'shape')} not measured: they take several devices.")
         if self.not_logged:
-            again = call("mirror", self.name)
-            notes.append(f"The runs in MLflow lack these costs: {self.not_logged}. To send them: `{again}`.")
+            notes.append(f"The runs in MLflow lack these costs: {self.not_logged}.")
         return notes
 
 
@@ -161,9 +160,11 @@ def cost(
         measured = measure_costs(
             plan, cells, measures, paths.costs, paths.data, progress or Console(quiet=True), again=again
         )
-        not_logged = mirror_costs(loaded, paths)
+        problem = mirror_costs(loaded, paths)
+    send = command("mirror", name_of(spec), *changes, results=Path(results))
+    not_logged = f"{problem}. To send them: `{send}`" if problem else None
     sizes = {(p.cell.shape.depth, p.cell.shape.width): p.compared_at for p in reversed(cells)}
-    command = call("cost", name_of(spec), *changes, results=Path(results), again=True)
+    again_by = call("cost", name_of(spec), *changes, results=Path(results), again=True)
     return StudyCosts(
         loaded.name,
         paths.costs,
@@ -172,6 +173,6 @@ def cost(
         loaded.frontier.compute_unit,
         measured.new,
         measured.left_out,
-        command,
+        again_by,
         not_logged,
     )

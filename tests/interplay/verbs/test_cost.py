@@ -58,8 +58,8 @@ def test_each_measure_has_its_ratio_to_the_shallowest_shape_of_its_size():
     ]
     assert "~:" in shown(costs)
     assert "1 shape not measured" in shown(costs)
-    assert "mirror" not in shown(costs)
-    assert "mirror" in shown(replace(costs, not_logged="the server does not answer"))
+    assert "MLflow" not in shown(costs)
+    assert "in MLflow lack these costs: the server" in shown(replace(costs, not_logged="the server is away"))
     document = costs.to_json()
     assert json.loads(json.dumps(document)) == document
     assert document["left_out"] == [{"depth": 9, "width": 8, "heads": 2}]

@@ -165,10 +165,11 @@ def _remarks(rows: pd.DataFrame, runs: RunTable, choice: RateChoice, lost: pd.Da
     protocols = sorted(set(rows["protocol"]) - {""}) if "protocol" in rows else []
     if len(protocols) > 1:
         yield Remark(About.PROTOCOLS, (len(protocols), *protocols[:NAMED]))
-    counted = layer_weights(rows) * rows["depth"] * rows["width"] ** 2
-    off = float(np.max(np.abs(rows["params"] / counted - 1)))
-    if runs.count == "table" and off > COUNT_DIFFERS:
-        yield Remark(About.COUNT_DIFFERS, (off,))
+    weights = layer_weights(rows)
+    off = float(np.max(np.abs(rows["params"] / (weights * rows["depth"] * rows["width"] ** 2) - 1)))
+    # Also of rows that a study kept from before its N was counted so.
+    if off > COUNT_DIFFERS:
+        yield Remark(About.COUNT_DIFFERS, (off, float(weights.max())))
     wide = rows[rows["width"] > rows["vocabulary"]] if "vocabulary" in rows else rows.iloc[:0]
     if len(wide):
         widest, rank = int(wide["width"].max()), float(wide["vocabulary"].min())

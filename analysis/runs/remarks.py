@@ -60,7 +60,7 @@ class About(StrEnum):
     PROTOCOLS = "protocols"
     """Rows come from several protocols: their number, and the first of them."""
     COUNT_DIFFERS = "count_differs"
-    """The table's count of parameters differs from 12·L·d²: by this share at most."""
+    """The column params differs from 12·L·d², or 4·L·d²: by this share at most; and that factor of L·d²."""
     ABOVE_VOCABULARY = "above_vocabulary"
     """Widths exceed the vocabulary: the number of such rows, of how many, the largest width, and the vocabulary."""
 

@@ -185,9 +185,9 @@ WORDS: Mapping[About, str | Callable[..., str]] = {
         f"Rows come from {count} protocols ({', '.join(names)}), that is other data, another recipe or another rule of "
         "the learning rate; losses are comparable only within one."
     ),
-    About.COUNT_DIFFERS: lambda share: (
-        f"The column params differs from 12·L·d² by up to {share:.0%}; crossings are in the given params, widths "
-        "follow from 12·L·d²."
+    About.COUNT_DIFFERS: lambda share, weights: (
+        f"The column params differs from {weights:g}·L·d² by up to {share:.0%}; crossings are in the given params, "
+        f"widths follow from {weights:g}·L·d²."
     ),
     About.ABOVE_VOCABULARY: _above_vocabulary,
     About.WITHOUT_TOKENS: "{} of {} rows have no training tokens; they are taken as comparable.".format,

@@ -16,6 +16,7 @@ from analysis.law.at_limit import CostKind, Limit
 from analysis.report.figures.excess import excess_data
 from analysis.report.figures.transition import crossing_widths
 from analysis.runs.costs import ShapeCosts
+from analysis.runs.remarks import About
 from analysis.runs.table import RunTable
 from core.errors import InputError
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -95,6 +96,15 @@ def test_the_size_of_a_shape_at_a_limit_of_cost_is_its_own():
     for one, other in zip(first.shapes, second.shapes, strict=True):
         assert other.params == pytest.approx(one.params / 3)
         assert other.width == pytest.approx(one.width)
+
+
+def test_rows_that_were_counted_otherwise_are_named():
+    alone = both()[1].study.runs.used
+    kept = alone.assign(params=12 * alone["depth"] * alone["width"] ** 2)
+    first, second = (fit(RunTable.of_records(rows.to_dict("records"), "rows")) for rows in (alone, kept))
+    assert not any(item.about is About.COUNT_DIFFERS for item in first.remarks)
+    (remark,) = (item for item in second.remarks if item.about is About.COUNT_DIFFERS)
+    assert remark.values == (pytest.approx(2), 4)
 
 
 def test_a_model_with_feed_forward_networks_is_not_audited_by_it():

@@ -29,7 +29,7 @@ VALUES = {
     About.LOWEST_RATE: (7, 3),
     About.SURVIVORS: (7, "1×16: 2 of 3"),
     About.PROTOCOLS: (7, "ab", "cd"),
-    About.COUNT_DIFFERS: (0.25,),
+    About.COUNT_DIFFERS: (0.25, 12.0),
     About.ABOVE_VOCABULARY: (7, 9, 512, 256.0),
     About.WITHOUT_TOKENS: (7, 9),
     About.ROWS_LEFT_OUT: (7, 9, RowReason.OTHER_RATIO.value, 21.0),

@@ -148,8 +148,8 @@ def timed_sentences(frontier: TimedFrontier, plan: Plan, minutes: float) -> list
     ]
     if frontier.unsteady:
         sentences.append(
-            f"The measurements of {listed(list(frontier.unsteady))} differ by more than {percent(STEADY)}, so that their "
-            "times may be wrong although the fastest counts; write the study again on a quiet machine."
+            f"The measurements of {listed(list(frontier.unsteady))} differ by more than {percent(STEADY)}, so "
+            "that their times may be wrong although the fastest counts; write the study again on a quiet machine."
         )
     return sentences
 

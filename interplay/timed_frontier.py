@@ -12,7 +12,7 @@ from rich.console import Console
 
 from analysis.units import minutes_text
 from core.command_line import option
-from core.numbers import counted, human, listed, percent
+from core.numbers import counted, human, listed
 from interplay.study_file import context_of, data_lines, network_line
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
@@ -35,9 +35,6 @@ SMALLEST, COUNT = 750.0, 30
 #: Sequences of a step, the first with which no cell has fewer steps than `LEAST_STEPS` by the plan's speed. Shorter
 #: cells are mostly warm-up, and below 51 steps whole ones miss the time by more than 1 %.
 BATCHES, LEAST_STEPS = (32, 16, 8, 4, 2, 1), 100
-#: Each shape is measured so often, of which the fastest counts: other work only slows it down. A shape whose
-#: measurements differ by more than a share is named.
-ROUNDS, STEADY = 2, 0.1
 #: Sequences of the random grammar on which steps are timed: the user's own data may take hours to pack.
 SEQUENCES = 2000
 
@@ -76,7 +73,7 @@ class TimedFrontier:
         speeds: minutes -> shape -> tokens per second, three digits.
         batch: sequences of a step with which they were measured.
         machine: the processors.
-        unsteady: shapes whose measurements differ by more than `STEADY`.
+        unsteady: shapes whose measurements differ by more than 10 %, or were disturbed by other work.
     """
 
     speeds: dict[float, dict[str, float]]
@@ -148,8 +145,8 @@ def timed_sentences(frontier: TimedFrontier, plan: Plan, minutes: float) -> list
     ]
     if frontier.unsteady:
         sentences.append(
-            f"The measurements of {listed(list(frontier.unsteady))} differ by more than {percent(STEADY)}, so "
-            "that their times may be wrong although the fastest counts; write the study again on a quiet machine."
+            f"The two measurements of {listed(list(frontier.unsteady))} differ by more than 10 %, or other work ran "
+            "beside, so that their times may be wrong; write the study again on a quiet machine."
         )
     return sentences
 
@@ -203,24 +200,21 @@ def timed_frontier(
         else:
             raise _too_short(chosen, minutes)
         plan = make_plan(_spec_of(spec, _widths_of(chosen))).trainable()
-        rounds = [
-            measure_costs(plan, plan.cells, ["train"], Path(scratch, f"costs-{place}.csv"), scratch, console)
-            for place in range(ROUNDS)
-        ]
-    if rounds[0].left_out:
+        measured = measure_costs(plan, plan.cells, ["train"], Path(scratch, "costs.csv"), scratch, console)
+    if measured.left_out:
         raise SpecError(
             f"shapes of {option('minutes', minutes)} take several devices, and their speed is measured on one only; "
             "give fewer minutes."
         )
-    each: dict[str, list[float]] = {}
-    for row in (row for measured in rounds for row in measured.rows if row.batch == 1):
-        each.setdefault(shape_name(row.depth, row.width), []).append(row.train_tokens_per_second or 0.0)
+    rows = {shape_name(row.depth, row.width): row for row in measured.rows if row.batch == 1}
     speeds = {
-        time: {name: float(f"{max(each[name]):.3g}") for name in map(_name, planned)}
+        time: {
+            name: float(f"{rows[name].train_tokens_per_second or 0.0:.3g}") for name in map(_name, planned)
+        }
         for time, planned in chosen.items()
     }
-    unsteady = tuple(name for name, both in each.items() if max(both) > min(both) * (1 + STEADY))
-    return TimedFrontier(speeds, batch, rounds[0].rows[0].machine, unsteady)
+    unsteady = tuple(name for name, row in rows.items() if "train" in row.unsteady)
+    return TimedFrontier(speeds, batch, measured.rows[0].machine, unsteady)
 
 
 def _spec_of(base: Mapping[str, Any], widths: Mapping[int, Sequence[int]]) -> StudySpec:

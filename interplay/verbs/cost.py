@@ -95,13 +95,12 @@ class StudyCosts(VerbResult):
     def _notes(self) -> list[str]:
         ratio = "" if self.unit else ", in parentheses its ratio to the shallowest shape of the size"
         notes = [
-            f"{counted(self.new, 'shape')} measured now, in {relative(self.file)}. Each alone{ratio}. Prefill is that "
-            "of one prompt, decode that of a new token, by the plain HuggingFace model."
+            f"{counted(self.new, 'shape')} measured now, in {relative(self.file)}. Each alone, twice; the faster "
+            f"measurement counts{ratio}. Prefill is that of one prompt, decode that of a new token, by the plain "
+            "HuggingFace model."
         ]
         if any(row.unsteady for row in self.rows):
-            notes.append(
-                "~: the halves of the repetitions differ by more than 10 %, or other work ran beside."
-            )
+            notes.append("~: the two measurements differ by more than 10 %, or other work ran beside.")
         if self.left_out:
             notes.append(f"{counted(len(self.left_out), 'shape')} not measured: they take several devices.")
         if self.not_logged:

@@ -17,8 +17,10 @@ from study.plan.speed import machine
 from study.run.preparation import QUIET_SHARE, packed, timed_lines
 from trainables.cell import Shape
 from trainables.record import versions
-from trainables.train.latency import BATCHES, Measure, ShapeTimes
+from trainables.train.latency import AGREEMENT, BATCHES, Measure, ShapeTimes
 
+#: Each shape is measured so often, seconds to minutes apart: on a shared machine whole stretches are 15 % slower.
+ROUNDS = 2
 #: Each measure, and its column.
 COLUMNS: dict[Measure, str] = {
     "train": "train_tokens_per_second",
@@ -52,10 +54,11 @@ def measure_costs(
     *,
     again: bool = False,
 ) -> Measured:
-    """Measure each shape of some cells once, one after the other, and add it to a `costs.csv`.
+    """Measure each shape of some cells alone, one after the other, and add it to a `costs.csv`.
 
-    Rows of other devices stay, and so do the shapes that were measured before, which are not measured again. The file
-    has each shape as soon as it is measured, so that nothing is lost if this is stopped.
+    All shapes are measured, and then all of them once more; the faster measurement counts, because other work only
+    slows a shape down. Rows of other devices stay, and so do the shapes that were measured before, which are not
+    measured again. The file has each shape as soon as it is measured, so that nothing is lost if this is stopped.
 
     Args:
         plan: of the study, for this machine.
@@ -93,17 +96,22 @@ def measure_costs(
     if any("train" in wanted for _, _, wanted in asked):
         spec = planner.spec
         packed(spec.data, spec.training.context, data, fitting[0].cell.data_key, console)
+    measured: list[list[ShapeTimes]] = [[] for _ in asked]
     done = 0
 
     def keep(lines: list[list[str]]) -> None:
         nonlocal done
         (mine,) = lines
-        for (_, rows, wanted), line in zip(asked[done:], mine[done:], strict=False):
-            times = ShapeTimes.model_validate_json(line)
+        for line in mine[done:]:
+            place = done % len(asked)
+            measured[place].append(ShapeTimes.model_validate_json(line))
+            _, rows, wanted = asked[place]
             for row in rows:
-                kept[row.measured_as, row.batch] = _measured(row, times, wanted, on_gpu=device.is_gpu)
-        if len(mine) > done:
-            done = len(mine)
+                kept[row.measured_as, row.batch] = _measured(
+                    row, measured[place], wanted, on_gpu=device.is_gpu
+                )
+            done += 1
+        if mine:
             write_costs(file, list(kept.values()))
 
     if asked:
@@ -111,7 +119,7 @@ def measure_costs(
 
             def show(lines: list[list[str]], _: float) -> None:
                 keep(lines)
-                status.update(f"measuring each shape alone: {done} of {len(asked)}")
+                status.update(f"measuring each shape alone, twice: {done} of {ROUNDS * len(asked)}")
 
             text = json.dumps(
                 [
@@ -121,14 +129,14 @@ def measure_costs(
                         plan.vocabulary,
                         wanted,
                     ]
-                    for p, _, wanted in asked
+                    for p, _, wanted in ROUNDS * asked
                 ]
             )
             module = "trainables.train.latency"
             timed_lines(module, text, data, 1, math.inf, show, on_gpu=device.is_gpu)
     return Measured(
         [kept[row.measured_as, row.batch] for _, rows in shapes for row in rows],
-        done,
+        min(done, len(asked)),
         [shape for shape, planned in by_shape.items() if planned.layout.ranks > 1],
     )
 
@@ -150,23 +158,41 @@ def _unmeasured(plan: Plan, planned: PlannedCell, processors: str) -> list[Shape
     return [replace(row, batch=batch) for batch in BATCHES]
 
 
-def _measured(row: ShapeCosts, times: ShapeTimes, measures: Sequence[Measure], *, on_gpu: bool) -> ShapeCosts:
-    """Return a row with the measures that were asked."""
-    latency = next((latency for latency in times.latencies if latency.batch == row.batch), None)
-    trained, generated = (
-        on_gpu or computing is None or computing >= QUIET_SHARE
-        for computing in (times.train_computing, times.generate_computing)
-    )
-    is_steady: dict[Measure, bool] = {
-        "train": trained,
-        "prefill": generated and (latency is None or latency.prefill_steady),
-        "decode": generated and (latency is None or latency.decode_steady),
+def _measured(
+    row: ShapeCosts, rounds: Sequence[ShapeTimes], measures: Sequence[Measure], *, on_gpu: bool
+) -> ShapeCosts:
+    """Return a row with the fastest of the measurements that were asked.
+
+    A measure is unsteady if its rounds differ by more than `AGREEMENT`, or other work took a part of the processors in
+    each; of one round, if its repetitions do not agree.
+    """
+    latencies = [latency for times in rounds for latency in times.latencies if latency.batch == row.batch]
+    speeds = [times.train_tokens_per_second for times in rounds if times.train_tokens_per_second]
+    values: dict[Measure, list[float]] = {
+        # Times, so that the least is the best of each measure.
+        "train": [1 / speed for speed in speeds],
+        "prefill": [latency.prefill_ms for latency in latencies],
+        "decode": [latency.decode_ms for latency in latencies],
     }
+    alone: dict[Measure, list[bool]] = {
+        "train": [True for _ in rounds],
+        "prefill": [latency.prefill_steady for latency in latencies],
+        "decode": [latency.decode_steady for latency in latencies],
+    }
+
+    def is_steady(name: Measure) -> bool:
+        shares = [times.train_computing if name == "train" else times.generate_computing for times in rounds]
+        if not (on_gpu or any(share is None or share >= QUIET_SHARE for share in shares)):
+            return False
+        times = values[name]
+        return all(alone[name]) if len(times) < ROUNDS else max(times) <= min(times) * (1 + AGREEMENT)
+
+    best = {name: min(values[name], default=None) if name in measures else None for name in values}
     return replace(
         row,
-        train_tokens_per_second=times.train_tokens_per_second,
-        prefill_ms=latency.prefill_ms if latency and "prefill" in measures else None,
-        decode_ms=latency.decode_ms if latency and "decode" in measures else None,
-        kv_bytes_per_token=latency.kv_bytes_per_token if latency else None,
-        unsteady=tuple(name for name in measures if not is_steady[name]),
+        train_tokens_per_second=max(speeds, default=None),
+        prefill_ms=best["prefill"],
+        decode_ms=best["decode"],
+        kv_bytes_per_token=latencies[0].kv_bytes_per_token if latencies else None,
+        unsteady=tuple(name for name in measures if not is_steady(name)),
     )

@@ -27,7 +27,7 @@ NEW_TOKENS, NEW_SHARE = 64, 0.5
 #: The medians of the first and the second half of the repetitions must agree to this share.
 AGREEMENT = 0.1
 #: Rounds of all batches at least, seconds of a batch in a round at least, and seconds after which no round begins.
-LEAST_ROUNDS, ROUND_SECONDS, LIMIT = 4, 0.5, 30.0
+LEAST_ROUNDS, ROUND_SECONDS, LIMIT = 2, 0.5, 15.0
 
 
 class Asked(NamedTuple):

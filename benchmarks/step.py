@@ -122,9 +122,7 @@ def _plain_step(cell: Cell, folder: Path, rival: Callable[[Cell, int], nn.Module
     """Median seconds of a step of the plain loop, fed the very same batches."""
     recipe = cell.recipe
     store = open_store(cell.data, context=recipe.context, root=folder, key=cell.data_key)
-    trainer = PlainTrainer(
-        rival(cell, store.vocabulary), cell.lr, recipe.steps, round(recipe.warmup * recipe.steps)
-    )
+    trainer = PlainTrainer(rival(cell, store.vocabulary), cell.lr, recipe.steps, recipe.warmup_end)
     window = max(1, recipe.steps // 60)
     seconds = []
     while trainer.step_number < recipe.steps:

@@ -25,6 +25,8 @@ DROPOUT_CELL_VERSION = 2
 BF16_CELL_VERSION = 3
 
 Precision = Literal["fp32", "bf16"]
+#: Warm-up of the schedule `cosine`, and decay of `wsd`, as shares of the steps, where a recipe has none.
+WARMUP, DECAY = 0.1, 0.2
 #: Base of the wavelengths of rotary positions in Su et al. 2021 (arXiv 2104.09864) and Llama.
 ROPE_THETA = 10_000.0
 Residual = Literal["pre", "sqrt", "linear", "scaled_norm", "post", "admin"]
@@ -131,7 +133,24 @@ class RecipeFields(BaseModel):
     )
     epsilon: float = Field(default=1e-8, gt=0, description="of AdamW")
     weight_decay: float = Field(default=0.01, ge=0, description="on matrices; biases and norms have none")
-    warmup: float = Field(default=0.1, ge=0, le=1, description="linear warm-up, as a share of the steps")
+    schedule: Literal["cosine", "wsd"] = Field(
+        default="cosine",
+        description="learning rate after the warm-up: cosine, down over all steps; wsd: constant, then down over the "
+        "last steps, so that cells of several numbers of tokens share all steps before (Hägele et al. 2024, arXiv "
+        "2405.18392)",
+    )
+    warmup: float | None = Field(
+        default=None, ge=0, le=1, description=f"linear warm-up, as a share of the steps (cosine; {WARMUP})"
+    )
+    warmup_steps: int | None = Field(
+        default=None, ge=0, le=10**12, description="linear warm-up in steps, the same in every cell (wsd)"
+    )
+    decay: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description=f"share of the steps over which the rate falls, by 1 - sqrt of the progress (wsd; {DECAY})",
+    )
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="share of the peak rate at the end")
     grad_clip: float = Field(default=1.0, ge=0, description="largest norm of the gradient; 0: no clipping")
     init: Literal["fan_in", "gpt2"] = Field(
@@ -173,6 +192,23 @@ class RecipeFields(BaseModel):
     )
 
     @model_validator(mode="after")
+    def _keys_are_of_the_schedule(self) -> Self:
+        if self.schedule == "wsd" and self.warmup_steps is None:
+            raise ValueError(
+                "`schedule: wsd` needs `warmup_steps`, because cells of several lengths share their first steps; write "
+                "for example `warmup_steps: 100`"
+            )
+        names = ("warmup",) if self.schedule == "wsd" else ("warmup_steps", "decay")
+        for name in names:
+            if getattr(self, name) is not None:
+                instead = "`warmup_steps`, a number of steps" if name == "warmup" else "`schedule: wsd`"
+                instead += " or `warmup`, a share of the steps" if name == "warmup_steps" else ""
+                raise ValueError(
+                    f"`{name}` is not for `schedule: {self.schedule}`; take it out, or write {instead}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _parametrisation_is_alone(self) -> Self:
         if self.optimizer == "muon" and self.parametrisation != "sp":
             raise ValueError(
@@ -205,6 +241,15 @@ class Recipe(Frozen, RecipeFields):
             return {key: value for key, value in values.items() if key != "base"}
         return values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _shares_of_the_schedule(cls, values: Any) -> Any:
+        # Equal recipes have one key, whether or not a default was written.
+        if not isinstance(values, Mapping):
+            return values
+        name, share = ("decay", DECAY) if values.get("schedule") == "wsd" else ("warmup", WARMUP)
+        return {**values, name: share} if values.get(name) is None else values
+
     @model_serializer(mode="wrap")
     def _without_empty_options(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A cell without options has the key it had before there were any: its results stay valid.
@@ -213,12 +258,26 @@ class Recipe(Frozen, RecipeFields):
         unused |= {"network": self.network == "gpt2", "parametrisation": self.parametrisation == "sp"}
         unused |= {"embeddings": self.embeddings == "tied", "rope_theta": self.rope_theta == ROPE_THETA}
         unused["base"] = unused["parametrisation"]
+        unused["schedule"] = self.schedule == "cosine"
+        unused |= {name: getattr(self, name) is None for name in ("warmup", "warmup_steps", "decay")}
         return {key: value for key, value in values.items() if not unused.get(key)}
 
     @property
     def tokens(self) -> int:
         """Training tokens of the whole cell."""
         return self.steps * self.batch * self.context
+
+    @property
+    def warmup_end(self) -> int:
+        """Steps of the linear warm-up."""
+        return round((self.warmup or 0.0) * self.steps) if self.warmup_steps is None else self.warmup_steps
+
+    @property
+    def decay_start(self) -> int:
+        """Steps before the rate falls: with `wsd` all but the share `decay`, with `cosine` those of the warm-up."""
+        if self.decay is None:
+            return self.warmup_end
+        return self.steps - max(1, round(self.decay * self.steps))
 
 
 class Cell(Frozen):
@@ -233,6 +292,16 @@ class Cell(Frozen):
     data_key: str
     lr: float = Field(gt=0, description="peak learning rate")
     seed: int = Field(ge=0, description="of the initial weights and of the order of the data")
+
+    @model_validator(mode="after")
+    def _warmup_ends_before_the_decay(self) -> Self:
+        recipe = self.recipe
+        if recipe.warmup_end > recipe.decay_start:
+            raise ValueError(
+                f"`warmup_steps` {recipe.warmup_end:,} end after step {recipe.decay_start:,}, where the decay of "
+                f"{recipe.steps:,} steps begins; write `warmup_steps: {recipe.decay_start}` or less"
+            )
+        return self
 
     @functools.cached_property
     def key(self) -> str:

@@ -194,6 +194,16 @@ class StudySpec(Section):
         for sized in sorted(self.shapes, key=self._exact_steps):
             self.step_counts(sized)
 
+    def _check_warmup(self) -> None:
+        """Raise a `ValueError` if the warm-up of the shortest cell does not end before its decay begins."""
+        shortest = self.recipe_of(min(self.step_counts(sized)[0] for sized in self.shapes))
+        if shortest.warmup_end > shortest.decay_start:
+            raise ValueError(
+                f"`training.warmup_steps` is {shortest.warmup_end:,}, and the decay of the shortest cells, of "
+                f"{shortest.steps:,} steps, begins after {shortest.decay_start:,}; set `training.warmup_steps: "
+                f"{shortest.decay_start}` or less, or a smaller `training.decay`"
+            )
+
     def to_yaml(self) -> str:
         """Return the spec as YAML with all defaults; `load_spec` reads it back unchanged."""
         raw = self.model_dump(mode="json")
@@ -211,6 +221,7 @@ class StudySpec(Section):
         network.check(recipe)
         for sized in self.shapes:
             network.check_shape(sized.shape, recipe)
+        self._check_warmup()
         generated = [name for name in self.resources.measure if name != "train"]
         if generated and not network.is_huggingface(recipe):
             raise ValueError(

@@ -227,6 +227,9 @@ def _drop_replaced(result: dict[str, Any], changes: dict[str, Any]) -> None:
         result["data"] = {k: v for k, v in data.items() if are_text and k in after.model_fields}
     if changes.get("training.lr.rule") not in (None, _section(training, "lr").get("rule")):
         _section(training, "lr").clear()
+    if changes.get("training.schedule") not in (None, training.get("schedule", "cosine")):
+        for name in ("warmup", "warmup_steps", "decay"):
+            training.pop(name, None)
     if (sampler := changes.get("search.sampler")) is not None and search:
         kept = SECTIONS[search_tag({"sampler": sampler})].model_fields
         result["search"] = {key: value for key, value in search.items() if key in kept}

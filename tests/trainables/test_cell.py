@@ -38,6 +38,7 @@ CHANGES = [
             {"init": "gpt2"}, {"dropout": 0.1}, {"deepspeed": {"zero_optimization": {"overlap_comm": True}}},
             {"optimizer": "muon"}, {"residual": "admin"}, {"network": "analysed"},
             {"embeddings": "untied"}, {"rope_theta": 100.0},
+            {"schedule": "wsd", "warmup": None, "warmup_steps": 5, "decay": 0.3},
             {"parametrisation": "completep"}, {"parametrisation": "mup", "base": Base(width=32)},
         )
     ),
@@ -61,6 +62,47 @@ def test_keys_are_those_that_results_were_kept_under_before():
     assert cell(recipe=Recipe(steps=60, batch=8, context=32, dropout=0.1)).key == "540e56ac920e01b5"
     assert cell(recipe=Recipe(steps=60, batch=8, context=32, precision="bf16")).key == "0e72b9e33ffba607"
     assert cell(recipe=Recipe(steps=60, batch=8, context=32, deepspeed={})).key == cell().key
+
+
+def test_a_schedule_has_one_key_however_its_defaults_are_written():
+    sizes = {"steps": 60, "batch": 8, "context": 32}
+    assert Recipe(**sizes, schedule="cosine", warmup=0.1) == Recipe(**sizes)
+    wsd = Recipe(**sizes, schedule="wsd", warmup_steps=5)
+    assert wsd == Recipe(**sizes, schedule="wsd", warmup_steps=5, decay=0.2)
+    assert wsd.model_dump().keys() - Recipe(**sizes).model_dump().keys() == {
+        "schedule",
+        "warmup_steps",
+        "decay",
+    }
+    assert "warmup" not in wsd.model_dump()
+    keys = {
+        cell(recipe=wsd.model_copy(update=change)).key for change in ({}, {"warmup_steps": 6}, {"decay": 0.3})
+    }
+    assert len(keys) == 3
+    assert Cell.model_validate_json(cell(recipe=wsd).model_dump_json()).key == cell(recipe=wsd).key
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"schedule": "wsd"}, "`schedule: wsd` needs `warmup_steps`"),
+        ({"schedule": "wsd", "warmup_steps": 5, "warmup": 0.1}, "`warmup` is not for `schedule: wsd`"),
+        ({"warmup_steps": 5}, "`warmup_steps` is not for `schedule: cosine`"),
+        ({"decay": 0.2}, "`decay` is not for `schedule: cosine`"),
+    ],
+)
+def test_keys_of_the_other_schedule_are_refused(given, named):
+    with pytest.raises(ValidationError, match=named):
+        Recipe(steps=60, batch=8, context=32, **given)
+
+
+def test_a_cell_whose_warmup_runs_into_its_decay_is_refused():
+    def recipe(warmup_steps):
+        return Recipe(steps=60, batch=8, context=32, schedule="wsd", warmup_steps=warmup_steps)
+
+    assert cell(recipe=recipe(48)).recipe.decay_start == 48
+    with pytest.raises(ValidationError, match="write `warmup_steps: 48` or less"):
+        cell(recipe=recipe(49))
 
 
 def test_options_of_deepspeed_survive_json_and_unknown_ones_are_refused():

@@ -33,13 +33,21 @@ COMPILER = "inductor"
 
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
-    """Return the learning-rate factor of each step: linear warm-up from above 0, then a cosine to `min_lr_ratio`."""
-    warmup = round(recipe.warmup * recipe.steps)
+    """Return the learning-rate factor of each step: linear warm-up from above 0, then down to `min_lr_ratio`.
+
+    `cosine` falls from the end of the warm-up; `wsd` stays at 1 and falls over the last steps by 1 - sqrt of the
+    progress (Hägele et al. 2024, arXiv 2405.18392, section 4.1).
+    """
+    warmup, start = recipe.warmup_end, recipe.decay_start
 
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
-        progress = min(1.0, (step - warmup + 1) / max(1, recipe.steps - warmup))
+        if step < start:
+            return 1.0
+        progress = min(1.0, (step - start + 1) / max(1, recipe.steps - start))
+        if recipe.schedule == "wsd":
+            return recipe.min_lr_ratio + (1 - recipe.min_lr_ratio) * (1 - math.sqrt(progress))
         return recipe.min_lr_ratio + (1 - recipe.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
     return factor

@@ -89,6 +89,39 @@ def test_every_preset_loads_under_its_own_name_and_has_a_description() -> None:
         assert spec.description
 
 
+WSD = ("training.schedule=wsd", "training.warmup_steps=50")
+
+
+def test_a_change_of_the_schedule_replaces_the_keys_of_the_other(tmp_path: Path) -> None:
+    wsd = load_spec(SMALL, [*WSD, "training.decay=0.3"])
+    assert (wsd.recipe.warmup_end, wsd.recipe.decay_start) == (50, 840)
+    written = write(tmp_path, wsd.to_yaml())
+    assert load_spec(written) == wsd
+    assert (
+        load_spec(written, ["training.schedule=wsd", "training.decay=0.2"]).recipe
+        == load_spec(SMALL, WSD).recipe
+    )
+    assert load_spec(written, ["training.schedule=cosine"]).recipe == load_spec(SMALL).recipe
+    assert load_spec(SMALL, [*WSD, "training.warmup_steps=960"]).recipe.warmup_end == 960
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fix"),
+    [
+        (WSD[:1], "`warmup_steps: 100`"),
+        ((*WSD, "training.warmup=0.1"), "`warmup_steps`, a number of steps"),
+        (WSD[1:], "`warmup`, a share of the steps"),
+        (("training.decay=0.1",), "`schedule: wsd`"),
+        ((*WSD, "training.warmup_steps=961"), "`training.warmup_steps: 960`"),
+        ((*WSD, "training.tokens=[60k, 1M]"), "`training.warmup_steps: 47`"),
+    ],
+)
+def test_keys_that_do_not_fit_the_schedule_are_refused_with_what_does(
+    overrides: tuple[str, ...], fix: str
+) -> None:
+    assert_named(refusal(*overrides), fix)
+
+
 @pytest.mark.parametrize("name", ["quickstart", "text", "levine2020", "levine2020-wikipedia"])
 def test_a_written_spec_reads_back_the_same(name: str, tmp_path: Path) -> None:
     spec = load_spec(name, ["training.seeds=[3, 5]", "training.weight_decay=0.02"])

@@ -37,6 +37,27 @@ def test_schedule_without_warmup_starts_just_below_the_peak():
     assert factor(999) == pytest.approx(0, abs=1e-12)
 
 
+def test_wsd_is_constant_between_warmup_and_decay_and_falls_by_the_square_root():
+    recipe = Recipe(
+        steps=100, batch=1, context=2, schedule="wsd", warmup_steps=10, decay=0.25, min_lr_ratio=0.1
+    )
+    factor = schedule(recipe)
+    assert [factor(step) for step in range(10)] == pytest.approx([0.1 * (i + 1) for i in range(10)])
+    assert {factor(step) for step in range(10, 75)} == {1.0}
+    falling = [0.1 + 0.9 * (1 - math.sqrt(done / 25)) for done in range(1, 26)]
+    assert [factor(step) for step in range(75, 100)] == pytest.approx(falling)
+    assert factor(99) == pytest.approx(0.1)
+
+
+def test_wsd_of_two_lengths_is_equal_until_the_shorter_decays():
+    short, long = (
+        schedule(Recipe(steps=steps, batch=1, context=2, schedule="wsd", warmup_steps=3))
+        for steps in (50, 80)
+    )
+    equal = [short(step) == long(step) for step in range(50)]
+    assert equal == [True] * 40 + [False] * 10
+
+
 @pytest.mark.parametrize(("depth", "width", "heads"), [(1, 8, 2), (2, 16, 2), (3, 24, 4)])
 def test_training_equals_a_plain_loop(depth, width, heads):
     steps, vocabulary = 30, 11

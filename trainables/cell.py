@@ -307,9 +307,23 @@ class Cell(Frozen):
     def key(self) -> str:
         """Sixteen hex digits: the hash of everything that can change the loss, and of nothing else."""
         identity: dict[str, Any] = self.model_dump(mode="json", exclude={"data"})
+        return digest({"version": self._version, **identity})
+
+    @property
+    def _version(self) -> int:
         version = DROPOUT_CELL_VERSION if self.recipe.dropout else CELL_VERSION
-        version = BF16_CELL_VERSION if self.recipe.precision == "bf16" else version
-        return digest({"version": version, **identity})
+        return BF16_CELL_VERSION if self.recipe.precision == "bf16" else version
+
+    @functools.cached_property
+    def trunk(self) -> str | None:
+        """The key of what cells of several lengths share; None unless the schedule is `wsd`.
+
+        Such cells are equal to the bit until the decay of the shortest begins.
+        """
+        if self.recipe.schedule != "wsd":
+            return None
+        identity = self.model_dump(mode="json", exclude={"data": True, "recipe": {"steps", "decay"}})
+        return digest({"version": self._version, "trunk": identity})
 
     @property
     def name(self) -> str:

@@ -76,6 +76,8 @@ class Result(FloatRecord):
     flops_per_second: float
     """That rate in the model's own FLOPs, of all ranks; without what activation checkpointing computes again."""
     memory_bytes: int
+    trunk_steps: int = 0
+    """Steps that were taken from the trunk of a shorter cell, and whose seconds are not in `train_seconds`."""
     resumed_from: int
     resumed_seconds: float
     device: str

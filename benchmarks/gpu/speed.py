@@ -26,7 +26,7 @@ from trainables.cell import Cell
 from trainables.data.store.open import open_store
 from trainables.layout import Layout
 from trainables.ranks.process_group import device, join
-from trainables.train import engine, loop
+from trainables.train import engine, loop, trunk
 from trainables.train.gpu_readings import gpu_readings
 from trainables.train.loop import train
 
@@ -107,7 +107,7 @@ def throughput(sizes: Sizes, root: Path, case: str, who: str) -> Iterator[Row]:
 
 def _rate(cell: Cell, root: Path, layout: Layout = Layout(), compiler: str = engine.COMPILER) -> float:
     """Tokens per second of the second half of a cell; the curve of a short cell waits for the device in every step."""
-    with mock.patch.object(loop, "CURVE_POINTS", 2), mock.patch.object(engine, "COMPILER", compiler):
+    with mock.patch.object(trunk, "CURVE_POINTS", 2), mock.patch.object(engine, "COMPILER", compiler):
         return train(cell, data_root=root, layout=layout, evaluations=1).points[-1].tokens_per_second
 
 
@@ -135,7 +135,7 @@ def profile(sizes: Sizes, root: Path, case: str, who: str) -> Iterator[Row]:
 
     with (
         warnings.catch_warnings(record=True) as caught,
-        mock.patch.object(loop, "CURVE_POINTS", 3),
+        mock.patch.object(trunk, "CURVE_POINTS", 3),
         mock.patch.object(engine, "COMPILER", sizes.compiler),
         mock.patch.object(loop._Training, "_steps", steps),
         quick_weights(),

@@ -54,6 +54,8 @@ class PlannedCell:
     """The unit of `compute`."""
     level: str = ""
     """The training tokens, or the compute, in words, if the study has several numbers of them."""
+    trunk_steps: int = field(default=0, compare=False)
+    """Steps that it takes from the trunk of the next shorter cell; see `trainables.cell.Cell.trunk`."""
     purpose: str = ""
     """Purpose of a cell outside the main study, such as `sensitivity`; empty for a cell of the main study."""
 
@@ -73,6 +75,11 @@ class PlannedCell:
         return self.costs.of_any_layout.training_flops
 
     @property
+    def trunk_share(self) -> float:
+        """The share of its steps, so of its tokens and FLOPs, that it takes from the trunk of a shorter cell."""
+        return self.trunk_steps / self.cell.recipe.steps
+
+    @property
     def memory_bytes(self) -> int:
         """Peak of the tensors on one device, on the rank that holds most."""
         return self.costs.chosen.cost.memory.total
@@ -84,13 +91,14 @@ class PlannedCell:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds from start to end, all ranks in parallel."""
-        return self.costs.seconds
+        """Wall-clock seconds from start to end, all ranks in parallel, without the steps taken from a trunk."""
+        return self.costs.seconds(self.trunk_steps)
 
     @property
     def cost(self) -> float | None:
-        """Dollars for all ranks, by `Planner.hour`; None without a price."""
-        return self.costs.dollars
+        """Dollars for all ranks for these seconds, by `Planner.hour`; None without a price."""
+        hour, sharing = self.costs.planner.hour, self.costs.planner.spec.resources.sharing
+        return None if hour is None else hour * self.device_seconds / sharing / 3600
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -144,6 +152,7 @@ class PlannedCell:
             "total_params": self.parameters.total,
             "tokens": self.tokens,
             "flops": self.flops,
+            **({"trunk_steps": self.trunk_steps} if self.trunk_steps else {}),
             "parametrisation": cell.recipe.parametrisation,
             "memory_bytes": self.memory_bytes,
             **self.layout.model_dump(),
@@ -193,17 +202,14 @@ class ShapeCost:
         return replace(self.planner.layouts, recipe=self.recipe)
 
     @cached_property
-    def seconds(self) -> float:
-        """See `PlannedCell.seconds`."""
+    def _whole_seconds(self) -> float:
         spec = self.planner.spec
         held_out = spec.data.held_out_tokens(self.recipe.context)
         return self.chosen.cost.seconds(spec.resources.evaluations, held_out)
 
-    @property
-    def dollars(self) -> float | None:
-        """See `PlannedCell.cost`."""
-        price, sharing = self.planner.hour, self.planner.spec.resources.sharing
-        return None if price is None else price * self.seconds * self.chosen.layout.ranks / sharing / 3600
+    def seconds(self, trunk_steps: int) -> float:
+        """See `PlannedCell.seconds`."""
+        return self._whole_seconds - trunk_steps * self.chosen.cost.step_seconds
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -214,6 +220,30 @@ class ShapeCost:
         if self.shape.width > vocabulary:
             return (f"width above the vocabulary of {vocabulary} tokens", *self.chosen.flags)
         return self.chosen.flags
+
+
+def by_trunk(cells: Iterable[PlannedCell]) -> dict[str, list[PlannedCell]]:
+    """Return the cells of each trunk that several share, by its key, ascending in steps."""
+    shared: dict[str, list[PlannedCell]] = {}
+    for planned in cells:
+        if planned.cell.trunk:
+            shared.setdefault(planned.cell.trunk, []).append(planned)
+    return {
+        trunk: sorted(members, key=lambda planned: planned.cell.recipe.steps)
+        for trunk, members in shared.items()
+        if len(members) > 1
+    }
+
+
+def with_trunks(cells: Sequence[PlannedCell]) -> list[PlannedCell]:
+    """Return the cells with the steps that each takes from a trunk, if the cells of each trunk run one by one."""
+    taken = {
+        longer.cell.key: shorter.cell.recipe.decay_start
+        for members in by_trunk(cells).values()
+        for shorter, longer in itertools.pairwise(members)
+        if shorter.cell.recipe.steps < longer.cell.recipe.steps
+    }
+    return [replace(planned, trunk_steps=taken.get(planned.cell.key, 0)) for planned in cells]
 
 
 def describe_network(cells: Sequence[PlannedCell]) -> str:

@@ -15,9 +15,10 @@ from core.command_line import call
 from core.errors import InputError, shortened, some
 from core.numbers import counted
 from study.errors import SpecError
-from study.plan.cells import PlannedCell, Planner, describe_network, make_planner
+from study.plan.cells import PlannedCell, Planner, by_trunk, describe_network, make_planner, with_trunks
 from study.plan.layouts import ClusterCapacity, gigabytes
 from study.plan.prices import money
+from study.plan.saves import STATE_BYTES
 from study.spec.devices import LINK_SHARE, local_gpus
 from study.spec.frontier import LEAST_FACTORS, FrontierShape, Miss
 from study.spec.search import SearchSection
@@ -142,13 +143,21 @@ class Plan:
 
     @property
     def tokens(self) -> float:
-        """Training tokens of all cells that are trained; of a search with limits, at most."""
-        return self.search.tokens(self.pool)
+        """Training tokens of all cells that are trained; of a search with limits, at most.
+
+        Those of a trunk count once: only a grid has cells that share one.
+        """
+        return self.search.tokens(self.pool) - math.fsum(p.tokens * p.trunk_share for p in self.pool)
 
     @property
     def flops(self) -> float:
-        """Training FLOPs of all cells that are trained."""
-        return self.expected("flops")
+        """Training FLOPs of all cells that are trained; each step of a trunk counts once."""
+        return self.expected("flops") - math.fsum(p.flops * p.trunk_share for p in self.pool)
+
+    @cached_property
+    def trunks(self) -> Mapping[str, Sequence[PlannedCell]]:
+        """The cells of each trunk that several share, by its key, ascending in steps."""
+        return by_trunk(self.pool)
 
     @property
     def device_hours(self) -> float:
@@ -162,7 +171,12 @@ class Plan:
 
     def hours_on(self, slots: int) -> float:
         """Return the hours from start to end with as many of these slots busy as the cells' ranks allow."""
-        longest = max((p.seconds for p in self.pool), default=0.0)
+        in_turn: dict[str, float] = {}
+        for p in self.pool:
+            # The cells of a trunk run one after another.
+            chain = p.cell.trunk or p.cell.key
+            in_turn[chain] = in_turn.get(chain, 0.0) + p.seconds
+        longest = max(in_turn.values(), default=0.0)
         return max(wall_seconds(self.search.work(self.pool), slots), longest) / 3600
 
     @property
@@ -228,7 +242,9 @@ def make_plan(spec: StudySpec, *, base: Path = Path(), capacity: ClusterCapacity
     """
     planner = make_planner(spec, base=base, capacity=capacity)
     recipe, listed, missed = planner.recipe, spec.shapes, tuple(spec.misses)
-    cells = tuple(planned for sized in listed for planned in planner.cells(sized, spec.training.seed_values))
+    cells = with_trunks(
+        [planned for sized in listed for planned in planner.cells(sized, spec.training.seed_values)]
+    )
     more, left_out = _more_cells(planner, listed)
     shared = {
         "data": planner.data_key,
@@ -247,7 +263,7 @@ def make_plan(spec: StudySpec, *, base: Path = Path(), capacity: ClusterCapacity
         vocabulary=planner.layouts.vocabulary,
         entropy=spec.data.entropy,
         protocol=digest(shared),
-        cells=cells,
+        cells=tuple(cells),
         misses=missed,
         data_notes=(*repeats, *spec.data.notes(base)),
         planner=planner,
@@ -399,6 +415,15 @@ def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
         notes.append(
             f"price: {money(planner.hour)} per device and hour ({source}) while it trains; a cluster's head, disks and "
             f"idle devices are extra, see `interplay cluster check FILE`{more}"
+        )
+    if trunks := by_trunk(cells).values():
+        shared = math.fsum(p.flops * p.trunk_share for p in cells) / math.fsum(p.flops for p in cells)
+        # A trunk keeps a checkpoint for each longer cell until all of its cells have ended.
+        saved = sorted((len(members) - 1) * members[0].parameters.total * STATE_BYTES for members in trunks)
+        notes.append(
+            f"{counted(len(trunks), 'trunk')} of cells that differ in their tokens: the totals leave out {shared:.0%} "
+            "of the cells' FLOPs, which longer cells take over from shorter ones; their checkpoints take up to "
+            f"{gigabytes(sum(saved[-planner.layouts.slots :]))} of the storage at a time"
         )
     kept = sum(p.parameters.total for p in cells) * 4
     if spec.resources.keep_weights == "final" and kept >= NOTED_BYTES:

@@ -17,6 +17,9 @@ COLUMNS = (
     *("compute_unit", "seed", "lr", "lr_factor", "tokens", "flops", "network", *OPTIONAL),
 )
 
+#: Of the `tokens` of a row, those that were taken from the trunk of a shorter one: what a study has trained counts them
+#: once. A column of the run table if it is not 0 everywhere.
+TRUNK_TOKENS = "trunk_tokens"
 Status = Literal["done", "diverged", "failed"]
 #: Values by name, as trackers record them.
 Parameters = dict[str, str | int | float | None]
@@ -110,6 +113,8 @@ class Row(CellFields):
     start: dict[str, float] = {}
     """Measures before the first step, by name."""
     device: str = ""
+    trunk_steps: int = 0
+    """Steps that were taken from the trunk of a shorter cell, whose row has their seconds."""
     resumed_from: int = 0
     """Step of the checkpoint from which the last trial continued; 0 for none."""
     notes: tuple[str, ...] = ()
@@ -121,6 +126,11 @@ class Row(CellFields):
         """What the rows of a study are sorted by: the main study first, then compute, N, shape, tokens, rate, seed."""
         names = ("compute", "budget", "depth", "width", "tokens", "lr_factor", "seed")
         return self.purpose, *(getattr(self, name) or 0 for name in names), self.cell
+
+    @property
+    def trunk_tokens(self) -> int:
+        """Of its tokens, those of the steps that were taken from a trunk."""
+        return self.trunk_steps * self.tokens // int(self.recipe["steps"] or 0) if self.trunk_steps else 0
 
     def record(self, measures: Collection[str]) -> dict[str, Any]:
         """Return the row as one flat record of the run table, with these measures, None for those it lacks."""
@@ -136,6 +146,7 @@ class Row(CellFields):
             "train_seconds": self.train_seconds,
             "tokens_per_second": self.tokens_per_second,
             "utilisation": self.utilisation,
+            TRUNK_TOKENS: self.trunk_tokens,
             **{name: self.measures.get(name) for name in measures},
             "protocol": self.protocol,
             "purpose": self.purpose,
@@ -172,10 +183,11 @@ def run_table(rows: Mapping[str, Row], source: str, *, with_order: bool = False)
     """
     ended = sorted(rows.values(), key=lambda row: (row.ended, row.cell))
     order = {row.cell: rank for rank, row in enumerate(ended, 1)}
-    # Only text has bytes, and few studies have sensitivity runs.
+    # Only text has bytes, and few studies have sensitivity runs or trunks.
     absent = {
         *([BITS_PER_BYTE] if all(row.bits_per_byte is None for row in ended) else []),
         *([] if any(row.purpose for row in ended) else ["purpose"]),
+        *([] if any(row.trunk_steps for row in ended) else [TRUNK_TOKENS]),
     }
     # Measures of single layers are in `layer_table`.
     measures = sorted({name for row in ended for name in row.measures if "/" not in name})

@@ -1,6 +1,7 @@
 """The cells of a run in the order in which they start, those that are running, and those to try again."""
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,16 +74,26 @@ class CellQueue:
     are free, they may be on several machines, without room for ranks that must be on one. So nothing is started while
     such a gang waits, unless it waits for machines that are still to come.
 
+    A cell waits while a shorter one of its trunk runs or waits, so that it can continue from its checkpoint. The
+    shortest never waits, and one that has ended in any way is no longer waited for.
+
     A cell may be tried as often as it progresses: `retries` limits the losses since its newest checkpoint.
     """
 
     def __init__(
-        self, source: Source, settings: TrialSettings, losses: MachineLosses, retries: int = 0
+        self,
+        source: Source,
+        settings: TrialSettings,
+        losses: MachineLosses,
+        retries: int = 0,
+        trunks: Mapping[str, Sequence[PlannedCell]] | None = None,
     ) -> None:
         """Begin with no trial; see `run_cells`."""
         self.source, self.settings, self.losses, self.retries = source, settings, losses, retries
+        self.trunks = trunks or {}
         self.next: list[PlannedCell] = []
-        """Cells to start before those of the source: one that waits for devices, and those that were lost."""
+        """Cells to start before those of the source: one that waits for devices, those that wait for a shorter one of
+        their trunk, and those that were lost."""
         self.attempts: dict[str, Attempt] = {}
         """The running cells, by Tune's id of the trial."""
         self.signals = StopSignals()
@@ -99,16 +110,30 @@ class CellQueue:
         busy = sum(attempt.planned.layout.ranks for attempt in self.attempts.values())
         if self.signals.came or self._is_held(busy):
             return None
-        if not self.next and (planned := self.source.take()):
-            self.next.append(planned)
-        if not self.next:
-            return "FINISHED" if self.is_done else None
-        layout = self.next[0].layout
+        while (planned := self._ready()) is None:
+            if not (taken := self.source.take()):
+                return "FINISHED" if self.is_done else None
+            self.next.append(taken)
+        layout = planned.layout
         if busy + layout.ranks > self.losses.slots.devices:
             return None
-        planned = self.next.pop(0)
+        self.next.remove(planned)
         self.attempts[trial_id] = Attempt(planned, time.monotonic(), save_seconds=planned.save_seconds)
-        return trial_config(planned.cell, layout, self.settings, self.losses.avoided(layout))
+        sharing = self.trunks.get(planned.cell.trunk or "", ())
+        lengths = [other.cell.recipe.steps for other in sharing]
+        return trial_config(planned.cell, layout, self.settings, self.losses.avoided(layout), lengths)
+
+    def _ready(self) -> PlannedCell | None:
+        """Return the first of the next cells that waits for no shorter one of its trunk; None if there is none."""
+        shortest: dict[str | None, int] = {}
+        for planned in (*self.next, *(attempt.planned for attempt in self.attempts.values())):
+            trunk, steps = planned.cell.trunk, planned.cell.recipe.steps
+            shortest[trunk] = min(steps, shortest.get(trunk, steps))
+        for planned in self.next:
+            trunk, steps = planned.cell.trunk, planned.cell.recipe.steps
+            if trunk is None or steps <= shortest[trunk]:
+                return planned
+        return None
 
     def _is_held(self, busy: int) -> bool:
         """Whether a gang whose ranks must be together waits for devices that the live machines have."""

@@ -84,7 +84,8 @@ class Viewer:
         running = self.running.get(planned.cell.key)
         if running is None:
             return
-        running.share = progress.step / progress.steps
+        taken = running.planned.trunk_steps
+        running.share = max(0, progress.step - taken) / (progress.steps - taken)
         if progress.points:
             running.loss = progress.points[-1].train_loss
             running.rate = progress.points[-1].tokens_per_second
@@ -93,7 +94,7 @@ class Viewer:
         """Show a cell that is done or diverged."""
         self.add_finished({planned.cell.key: result.loss})
         self._read_news(planned)
-        if not result.resumed_from:
+        if not result.resumed_seconds and result.trunk_steps == self._as_planned(planned).trunk_steps:
             self.measured += result.train_seconds
             self.estimated += self._as_planned(planned).seconds
         if self.console.is_terminal:

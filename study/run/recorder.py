@@ -2,12 +2,14 @@
 
 import json
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.units import bits_per_byte
 from study.plan import Plan, PlannedCell
 from study.plan.rows import COLUMNS, CellFields, Row, Status
 from study.revision import revision
+from study.run.trial import trunk_folder
 from study.spec.devices import DEVICES
 from study.tracking.ledger import CurveUpdate
 from study.tracking.mirror import Mirror
@@ -17,8 +19,8 @@ from trainables.storage.storage import discard, joined
 
 #: Fields of a row that its cell's result has by the same name.
 AS_MEASURED = (
-    *("train_seconds", "tokens_per_second", "memory_bytes", "epochs", "start", "device", "resumed_from"),
-    *("notes", "points", "evaluations"),
+    *("train_seconds", "tokens_per_second", "memory_bytes", "epochs", "start", "device", "trunk_steps"),
+    *("resumed_from", "notes", "points", "evaluations"),
 )
 
 
@@ -55,6 +57,9 @@ class Recorder:
         self.train_seconds += (result.train_seconds - result.resumed_seconds) * planned.layout.ranks
         row = self._record(planned, result.status, result.reason, result)
         discard(joined(self.paths.checkpoints, planned.cell.key))
+        trunk = planned.cell.trunk or ""
+        if trunk in self.plan.trunks and has_ended(self.plan.trunks[trunk], self.rows):
+            discard(joined(self.paths.checkpoints, trunk_folder(trunk)))
         return row
 
     def failed(self, planned: PlannedCell, reason: str) -> Row:
@@ -95,6 +100,12 @@ class Recorder:
         self.unfinished.end(row.cell)
         self.rows[row.cell] = row.without_curves()
         return row
+
+
+def has_ended(members: Iterable[PlannedCell], rows: Mapping[str, Row]) -> bool:
+    """Whether all cells of a trunk have ended; failed ones are tried again."""
+    of_members = (rows.get(planned.cell.key) for planned in members)
+    return all(row is not None and row.status != "failed" for row in of_members)
 
 
 def cell_fields(plan: Plan, planned: PlannedCell) -> dict[str, Any]:

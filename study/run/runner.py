@@ -28,8 +28,8 @@ from study.run.console import Viewer
 from study.run.costs import measure_costs
 from study.run.interrupts import request_stop, stop_signals
 from study.run.preparation import is_worth_timing, packed, time_steps
-from study.run.recorder import Recorder
-from study.run.trial import GpuSettings, TrialSettings
+from study.run.recorder import Recorder, has_ended
+from study.run.trial import GpuSettings, TrialSettings, trunk_folder
 from study.run.tuner import run_cells
 from study.search import Source, make_search
 from study.search.sensitivity_runs import sensitivity_cells
@@ -131,7 +131,8 @@ class _Run:
         rows = study_rows(plan, recorded)
         self.rows, self.plan = rows, plan
         done = {key for key, row in rows.items() if row.status != "failed"}
-        for key in done.intersection(open_storage(paths.checkpoints).tags()):
+        spent = {trunk_folder(trunk) for trunk, members in plan.trunks.items() if has_ended(members, rows)}
+        for key in (done | spent).intersection(open_storage(paths.checkpoints).tags()):
             # A driver was killed between recording the row and deleting the checkpoint.
             discard(joined(paths.checkpoints, key))
         self.recorder = Recorder(self.plan, rows, self.mirror, paths)
@@ -244,6 +245,7 @@ class _Run:
                     if not run_cells(
                         source, slots, self._settings(), resources.max_retries, self.recorder,
                         scratch=self.paths.folder / "tune", one_machine=cluster is None, listeners=[viewer],
+                        trunks=self.plan.trunks,
                     ):  # fmt: skip
                         return False
                 return True

@@ -27,6 +27,7 @@ from trainables.model.counts import memory
 from trainables.progress import Progress, Result
 from trainables.record import Keep
 from trainables.storage.storage import MARKER, joined, open_storage, path_or_uri
+from trainables.train.trunk import Trunk
 
 #: Seconds that memory of a GPU may take to become free: a killed process that held 80 GB can take several to end. Fewer
 #: sequences at once would cost more, as they stay for the whole cell.
@@ -98,11 +99,16 @@ def read_report(text: str) -> Report:
 
 
 def trial_config(
-    cell: Cell, layout: Layout, settings: TrialSettings, avoided: Sequence[str] = ()
+    cell: Cell,
+    layout: Layout,
+    settings: TrialSettings,
+    avoided: Sequence[str] = (),
+    lengths: Sequence[int] = (),
 ) -> dict[str, str]:
     """Return the Tune configuration of a cell: flat texts, because Tune flattens everything else.
 
-    `avoided` are Ray's ids of the machines that the trial keeps off.
+    `avoided` are Ray's ids of the machines that the trial keeps off; `lengths` the steps of all cells that share its
+    trunk.
     """
     return {
         "key": cell.key,
@@ -110,7 +116,13 @@ def trial_config(
         "layout": layout.model_dump_json(),
         "settings": settings.model_dump_json(),
         "avoided": json.dumps(avoided),
+        "lengths": json.dumps(lengths),
     }
+
+
+def trunk_folder(trunk: str) -> str:
+    """Return the name of the folder of a trunk's checkpoints, beside those of cells, by its key."""
+    return f"trunk-{trunk}"
 
 
 def saved_step(settings: TrialSettings, key: str) -> int:
@@ -273,6 +285,10 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
         "evaluations": settings.evaluations,
         "diagnostics": settings.diagnostics,
     }
+    if lengths := json.loads(config["lengths"]):
+        options["trunk"] = Trunk(
+            joined(settings.checkpoint_root, trunk_folder(cell.trunk or "")), tuple(lengths)
+        )
     if settings.model_root:
         options["weights"] = Keep(joined(settings.model_root, cell.key), settings.revision)
 

@@ -21,10 +21,11 @@
 
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from study.plan import PlannedCell
 from study.run.cell_queue import CellCallback, CellQueue, CellRecorder
 from study.run.interrupts import stop_signals
 from study.run.trial import TrialSettings, run_trial
@@ -42,6 +43,7 @@ def run_cells(
     trainable: Callable[[dict[str, Any]], None] = run_trial,
     one_machine: bool = True,
     listeners: Sequence[CellCallback] = (),
+    trunks: Mapping[str, Sequence[PlannedCell]] | None = None,
 ) -> bool:
     """Run all cells of a source; return False if the user stopped it (Ctrl-C, SIGTERM, SIGHUP) before the end.
 
@@ -49,7 +51,8 @@ def run_cells(
     Each event goes to the `recorder`, which makes the rows, then to the source, then to the `listeners`.
     A cell whose process died is tried again, from its checkpoint, up to `retries` times from the same one. The folder
     `scratch` is for Tune's own files and removed at the end. Unless Ray has only `one_machine`, a machine that loses
-    trials is avoided. Benchmarks of the scheduling alone pass another `trainable`.
+    trials is avoided. Benchmarks of the scheduling alone pass another `trainable`. `trunks` are those of the plan,
+    whose cells run one by one.
     """
     from ray import tune
 
@@ -57,7 +60,7 @@ def run_cells(
     from study.run import tune_interface as ours
 
     settings = settings.model_copy(update={"run": f"stop-{secrets.token_hex(8)}"})
-    queue = CellQueue(source, settings, MachineLosses(slots), retries)
+    queue = CellQueue(source, settings, MachineLosses(slots), retries, trunks)
     study_callback = ours.StudyCallback(queue, recorder, listeners, one_machine=one_machine)
     stopper = ours.StopWhenSaved(queue, study_callback.notice)
 

@@ -168,7 +168,17 @@ def seed_by_seed(plan: Plan) -> list[PlannedCell]:
     """Return the cells of a plan in the order of a grid.
 
     All shapes of one seed come before the next, so that an unfinished study has whole curves. The longest of a seed
-    come first, so that no worker is left with a long cell at the end.
+    come first, so that no worker is left with a long cell at the end. Cells that share a trunk follow one another, the
+    shortest first.
     """
+    longest = {trunk: members[-1].flops for trunk, members in plan.trunks.items()}
+    order = {trunk: index for index, trunk in enumerate(longest)}
+
+    def after(planned: PlannedCell) -> tuple[float, int, int]:
+        trunk = planned.cell.trunk or ""
+        if trunk not in longest:
+            return -planned.flops, -1, 0
+        return -longest[trunk], order[trunk], planned.cell.recipe.steps
+
     place = {seed: index for index, seed in enumerate(dict.fromkeys(p.cell.seed for p in plan.cells))}
-    return sorted(plan.cells, key=lambda planned: (place[planned.cell.seed], -planned.flops))
+    return sorted(plan.cells, key=lambda planned: (place[planned.cell.seed], *after(planned)))

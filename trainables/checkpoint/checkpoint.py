@@ -18,7 +18,7 @@ import re
 import shutil
 import threading
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,20 @@ from trainables.storage.storage import FULL, MARKER, Folder, plain_name
 
 KEEP = 2
 #: Version of the format.
-FORMAT = 4
+FORMAT = 5
 #: Errors of a load that another attempt may not meet: file server, network, device, memory.
 _MAY_PASS = (OSError, MemoryError, dist.DistError, torch.AcceleratorError, torch.OutOfMemoryError)
+
+
+class Segment(FloatRecord):
+    """A part of the training curve: its last step, rate and norm, and the sum of its losses over ranks and steps."""
+
+    step: int
+    loss: float
+    seconds: float
+    lr: float
+    grad_norm: float
+    gpu: dict[str, float] = Field(default_factory=dict)
 
 
 class TrainingState(FloatRecord):
@@ -53,13 +64,18 @@ class TrainingState(FloatRecord):
     cell: str
     step: int = 0
     train_seconds: float = 0.0
-    first_loss: float | None = None
     window_loss: float = 0.0
-    """Sum over ranks and steps of the training losses since the last point."""
+    """Sum over ranks and steps of the training losses since the last segment."""
     window_seconds: float = 0.0
-    """Training time since the last point."""
+    """Training time since the last segment."""
+    segments: list[Segment] = Field(default_factory=list)
+    """Those since the last point; all of them while the cell trains steps that longer cells share."""
     points: list[Point] = Field(default_factory=list)
     evaluations: list[Evaluation] = Field(default_factory=list)
+    longer_evaluations: list[Evaluation] = Field(default_factory=list)
+    """Those at steps at which only longer cells have one."""
+    trunk_steps: int = 0
+    """Steps that were taken from a trunk."""
     notes: list[str] = Field(default_factory=list)
     start: dict[str, float] = Field(default_factory=dict)
 
@@ -211,7 +227,12 @@ class Saved:
     """A checkpoint whose files are on this machine; a thread copies them to an object store while training goes on."""
 
     def __init__(
-        self, storage: Folder, tag: str, marker: bytes, written: list[_Written], damaged: Collection[str]
+        self,
+        storage: Folder,
+        tag: str,
+        marker: bytes,
+        written: list[_Written],
+        damaged: Collection[str] | None,
     ) -> None:
         self.storage, self.tag, self.marker, self.damaged = storage, tag, marker, damaged
         self.written, self.outcome = written, _Written()
@@ -227,9 +248,9 @@ class Saved:
     def finish(self) -> str | None:
         """Wait for all ranks and write the marker; return None, or why there is no checkpoint.
 
-        Every rank must call this, before the next save. The newest `KEEP` checkpoints of the cell up to this step are
-        kept, and damaged ones are deleted. If a rank could not write for another reason than a full disk or an object
-        store, raise a RuntimeError.
+        Every rank must call this, before the next save. Unless all are kept, the newest `KEEP` checkpoints of the cell
+        up to this step are, and damaged ones are deleted. If a rank could not write for another reason than a full disk
+        or an object store, raise a RuntimeError.
         """
         try:
             parts = self.written + run_on_all_ranks(self._published, "writing the checkpoint")
@@ -265,7 +286,8 @@ class Saved:
             _discard(storage, tag)
             return _failed(error, storage)
         try:
-            _thin(storage, tag, self.damaged)
+            if self.damaged is not None:
+                _thin(storage, tag, self.damaged)
         except OSError as error:
             # The checkpoint is complete, and the next save removes them.
             log = logging.getLogger(__name__)
@@ -274,11 +296,12 @@ class Saved:
 
 
 def save(
-    engine: Any, storage: Folder, layout: Layout, state: TrainingState, damaged: Collection[str] = ()
+    engine: Any, storage: Folder, layout: Layout, state: TrainingState, damaged: Collection[str] | None = ()
 ) -> Saved:
     """Write the files of engine and state on this machine, and start to copy them to an object store.
 
-    The checkpoint is incomplete until `finish`. `damaged` are those that `find` saw to be so.
+    The checkpoint is incomplete until `finish`. `damaged` are those that `find` saw to be so; None keeps all of them,
+    and all older ones, in a folder that several cells may write to.
     """
     # With the key in the name, cells cannot overwrite each other's.
     tag = f"step-{state.step:09d}-{state.cell}"
@@ -313,17 +336,25 @@ def save(
     return Saved(storage, tag, marker, written, damaged)
 
 
-def find(storage: Folder, cell: str, layout: Layout, notes: list[str], damaged: set[str]) -> Found | None:
+def find(
+    storage: Folder,
+    cell: str,
+    layout: Layout,
+    notes: list[str],
+    damaged: set[str],
+    accepts: Callable[[Marker], bool] = lambda marker: True,
+) -> Found | None:
     """Find the newest intact checkpoint of a cell and prepare it for loading in a layout; None if there is none.
 
-    Damaged and unfinished ones and those of other cells are skipped with a note and added to `damaged`.
+    Damaged and unfinished ones and those of other cells are skipped with a note and added to `damaged`, and those that
+    are not accepted without one. `cell` may also be the key of a trunk.
 
     Raises:
         InputError: an intact checkpoint is of another format or cannot be converted to the layout; the disk is full.
         OSError: the storage cannot be read.
     """
     while True:
-        newest = functools.partial(_newest, storage, cell, damaged)
+        newest = functools.partial(_newest, storage, cell, damaged, accepts)
         tag, marker, skipped = run_on_all_ranks(newest, "looking for checkpoints")[0]
         notes += [f"the checkpoint {name} was skipped: {why}" for name, why in skipped.items()]
         damaged.update(skipped)
@@ -379,8 +410,10 @@ def _discard(storage: Folder, tag: str) -> None:
         storage.remove(tag, MARKER)
 
 
-def _newest(storage: Folder, cell: str, passed: set[str]) -> tuple[str, Marker | None, dict[str, str]]:
-    """On rank 0 return the newest checkpoint with a valid marker, and why newer ones were skipped, by tag."""
+def _newest(
+    storage: Folder, cell: str, passed: set[str], accepts: Callable[[Marker], bool]
+) -> tuple[str, Marker | None, dict[str, str]]:
+    """On rank 0 return the newest accepted checkpoint with a valid marker, and why newer ones were skipped, by tag."""
     skipped: dict[str, str] = {}
     if storage.is_remote:
         # Remove what a killed rank left on this machine; no rank has fetched anything yet.
@@ -388,9 +421,10 @@ def _newest(storage: Folder, cell: str, passed: set[str]) -> tuple[str, Marker |
     tags = storage.tags() if dist.get_rank() == 0 else []
     for tag in sorted({name for name in tags if name.startswith("step-")} - passed, reverse=True):
         marker = _read_marker(storage, tag, cell)
-        if isinstance(marker, Marker):
+        if not isinstance(marker, Marker):
+            skipped[tag] = marker
+        elif accepts(marker):
             return tag, marker, skipped
-        skipped[tag] = marker
     return "", None, skipped
 
 

@@ -53,6 +53,18 @@ def schedule(recipe: Recipe) -> Callable[[int], float]:
     return factor
 
 
+def set_rates(engine: Any, recipe: Recipe, step: int) -> None:
+    """Set the learning rates of a step.
+
+    A checkpoint has those of the schedule of the cell that wrote it, and torch computes them anew only after the step.
+    """
+    scheduler, factor = engine.lr_scheduler, schedule(recipe)(step)
+    rates = [base * factor for base in scheduler.base_lrs]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = rates
+
+
 def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False) -> dict[str, Any]:
     """Return DeepSpeed's configuration; `universal` prepares the engine to load a universal checkpoint."""
     config: dict[str, Any] = {

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from core.errors import InputError
 from trainables.cell import Cell
 from trainables.checkpoint import checkpoint
-from trainables.checkpoint.checkpoint import TrainingState
+from trainables.checkpoint.checkpoint import Segment, TrainingState
 from trainables.data.store.batches import IGNORED, batch, epochs, validation_batches
 from trainables.data.store.open import open_store
 from trainables.data.store.token_store import TokenStore
@@ -28,7 +28,7 @@ from trainables.export.weights import keep
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.model.family import family
-from trainables.progress import Evaluation, Point, Progress, Result, evaluation_steps
+from trainables.progress import Evaluation, Progress, Result
 from trainables.ranks.collective import run_on_all_ranks
 from trainables.ranks.process_group import (
     RankInfo,
@@ -48,14 +48,14 @@ from trainables.train.engine import (
     missing_for_compiler,
     preload,
     schedule,
+    set_rates,
     whole_state,
 )
 from trainables.train.gpu_readings import gpu_readings
 from trainables.train.late_reading import LateReading
 from trainables.train.memory_meter import MemoryMeter
+from trainables.train.trunk import CurveSteps, Trunk, branched, divergence, point_of
 
-#: Points of a training curve.
-CURVE_POINTS = 60
 #: Least seconds between two reports of progress.
 REPORT_EVERY = 2.0
 #: Least seconds between two checkpoints, and from the end of one to the next over the seconds that it took, if their
@@ -70,8 +70,6 @@ SLOW_COLLECTIVE = 10.0
 PACK_LIMIT = 24 * 3600.0
 #: Why a cell diverged whose numbers left the range of its precision, in every layout.
 NOT_FINITE = "the training loss or its gradient was not finite"
-#: A cell has diverged when its training loss exceeds its first loss by this factor.
-DIVERGENCE_FACTOR = 2.0
 
 
 def train(
@@ -83,6 +81,7 @@ def train(
     rendezvous: Rendezvous | None = None,
     checkpoints: str | Path | None = None,
     checkpoint_every: float | None = None,
+    trunk: Trunk | None = None,
     weights: Keep | None = None,
     evaluations: int = 4,
     diagnostics: Sequence[Diagnostic] = (),
@@ -99,6 +98,8 @@ def train(
     - `rendezvous`: the open port of rank 0; None on other ranks.
     - `checkpoints`: folder or URI of this cell's checkpoints, one every `checkpoint_every` seconds; by default as often
       as takes a twentieth of the time, and at most one in `CHECKPOINT_EVERY` seconds.
+    - `trunk`: of a cell with the schedule `wsd`, where it continues from what shorter cells have trained and leaves the
+      same for longer ones; its result is equal without.
     - `weights`: destination of the final weights as a HuggingFace folder; ignored if HuggingFace has no such model.
     - `evaluations`: number of evaluations on the validation set, evenly spaced, the last one at the last step.
     - `diagnostics`: measured before the first step and at each evaluation, with no effect on training.
@@ -135,7 +136,9 @@ def train(
     meter = MemoryMeter(device())
     store = _open_store(cell, layout, data_root)
     storage = None if checkpoints is None else with_retries(lambda: open_storage(checkpoints))
-    engine, state, damaged = _start(cell, layout, store, storage)
+    trunk_storage = None if trunk is None else with_retries(lambda: open_storage(trunk.folder))
+    curve = CurveSteps.of(recipe, evaluations, trunk)
+    engine, state, damaged = _start(cell, layout, store, storage, trunk_storage, curve)
     if connecting > SLOW_COLLECTIVE:
         state.notes.append(
             f"the first collective of {layout.ranks} ranks took {connecting:.0f} s; NCCL_DEBUG=INFO shows why"
@@ -148,7 +151,9 @@ def train(
         state,
         damaged,
         meter,
+        curve,
         storage,
+        trunk_storage,
         checkpoint_every,
         report,
         interrupted,
@@ -158,7 +163,7 @@ def train(
         if diagnostics:
             parts = family(recipe.network).parts(engine.module, recipe)
             training.probe = Probe(diagnostics, engine.module, parts, store, recipe.context)
-        result = training.run(evaluations)
+        result = training.run()
         final = whole_state(engine, layout) if weights and result.status == "done" else None
     finally:
         close_engine(engine)
@@ -187,18 +192,31 @@ def _open_store(cell: Cell, layout: Layout, data_root: str | Path) -> TokenStore
 
 
 def _start(
-    cell: Cell, layout: Layout, store: TokenStore, storage: Folder | None
+    cell: Cell,
+    layout: Layout,
+    store: TokenStore,
+    storage: Folder | None,
+    trunk: Folder | None,
+    curve: CurveSteps,
 ) -> tuple[Any, TrainingState, set[str]]:
-    """Build the engine and load the newest intact checkpoint.
+    """Build the engine and load the newest intact checkpoint of the cell; without one, of its trunk.
 
     Returns the engine, its state of training, and the names of the damaged checkpoints.
     """
-    if storage is not None:
-        check = storage.check if dist.get_rank() == 0 else lambda: None
-        run_on_all_ranks(lambda: with_retries(check), "checking the checkpoint storage")
+    for folder in filter(None, (storage, trunk)):
+        check = folder.check if dist.get_rank() == 0 else lambda: None
+        run_on_all_ranks(functools.partial(with_retries, check), "checking the checkpoint storage")
     notes: list[str] = []
     damaged: set[str] = set()
     restored = checkpoint.find(storage, cell.key, layout, notes, damaged) if storage else None
+    state = restored.marker.state if restored else None
+    if trunk and cell.trunk and not restored:
+        restored = checkpoint.find(
+            trunk, cell.trunk, layout, notes, set(),
+            lambda marker: branched(cell, curve, marker.state, marker.layout.ranks) is not None,
+        )  # fmt: skip
+        if restored:
+            state = branched(cell, curve, restored.marker.state, restored.marker.layout.ranks)
     torch.manual_seed(cell.seed)
     model = build_model(cell.shape, cell.recipe, store.vocabulary, cell.seed)
     is_universal = restored is not None and restored.universal
@@ -206,13 +224,19 @@ def _start(
         notes.append(f"the layers were not compiled: this machine lacks {missing}")
         layout = layout.model_copy(update={"compiled": False})
     engine = build_engine(model, cell.shape, cell.recipe, cell.lr, layout, universal=is_universal)
-    state = restored.marker.state if restored else TrainingState(cell=cell.key)
+    state = state or TrainingState(cell=cell.key)
     if restored:
         try:
             restored.load(engine, notes)
         except Exception:
             close_engine(engine)
             raise
+        if restored.marker.state.cell == cell.trunk:
+            set_rates(engine, cell.recipe, state.step)
+        # Sums over the ranks of that layout.
+        scale = layout.ranks / restored.marker.layout.ranks
+        state.window_loss *= scale
+        state.segments = [part.model_copy(update={"loss": part.loss * scale}) for part in state.segments]
     state.notes += [note for note in notes if note not in state.notes]
     return engine, state, damaged
 
@@ -242,7 +266,9 @@ class _Training:
     #: Checkpoints that the next save deletes.
     damaged: set[str]
     meter: MemoryMeter
+    curve: CurveSteps
     storage: Folder | None
+    trunk: Folder | None
     checkpoint_every: float | None
     report: Callable[[Progress], None] | None
     interrupted: Callable[[], bool]
@@ -266,14 +292,14 @@ class _Training:
         self.resumed_from, self.resumed_seconds = self.state.step, self.state.train_seconds
         # Of a checkpoint in the middle of a window, rank 0 holds the sum of all ranks.
         begun = self.state.window_loss if self.rank == 0 else 0.0
-        self.loss_sum = torch.tensor(begun, dtype=torch.float32, device=self.device)
+        # Sums of numbers in fp32 have no rounding in fp64, so that a curve does not depend on what longer cells need.
+        dtype = torch.float64 if self.cell.trunk else torch.float32
+        self.loss_sum = torch.tensor(begun, dtype=dtype, device=self.device)
         # The ranks of a gang wait for one another at each check anyhow.
         self.reading = LateReading(is_late=self.device.type == "cuda" and self.layout.ranks == 1)
 
-    def run(self, evaluations: int) -> Result:
-        state, steps = self.state, self.cell.recipe.steps
-        window = max(1, steps // CURVE_POINTS)
-        evaluate_at = evaluation_steps(steps, evaluations)
+    def run(self) -> Result:
+        state, steps, curve = self.state, self.cell.recipe.steps, self.curve
         reason = None
         if self.probe and state.step == 0:
             start = time.perf_counter()
@@ -283,14 +309,17 @@ class _Training:
         last_checkpoint = last_report = time.monotonic()
         stride = 1
         while state.step < steps and reason is None:
-            until = min(steps, state.step - state.step % window + window)
-            end = min([until, *(s for s in evaluate_at if s > state.step)])
+            end = curve.end_after(state.step)
             first_step = state.step
             seconds = self._steps(min(end, state.step + stride), end)
             if state.step == end:
-                reason = self._close_window()
-            if state.step in evaluate_at and reason is None:
-                self._evaluate()
+                self._close_segment()
+            if state.step in curve.points:
+                reason = self._add_point()
+            if state.step in curve.evaluations and reason is None:
+                state.evaluations.append(self._evaluate())
+            elif state.step in curve.longer_evaluations and reason is None:
+                state.longer_evaluations.append(self._evaluate())
             now = time.monotonic()
             if reason is None and state.step < steps:
                 since, short = now - last_checkpoint, min(interval, CHECKPOINT_EVERY)
@@ -305,8 +334,12 @@ class _Training:
                     # The checkpoint becomes valid now: the next one may come long after this machine is lost.
                     self._finish_save()
                 if broken:
-                    reason = self._close_window()
-                elif self.storage is not None and (ends or due):
+                    if state.step != end:
+                        self._close_segment()
+                    reason = self._add_point()
+                elif self.trunk is not None and state.step == curve.trunk_end:
+                    self._write(self.trunk, state.model_copy(update={"cell": self.cell.trunk}), None)
+                if not broken and self.storage is not None and (ends or due):
                     self._save()
                     last_checkpoint = time.monotonic()
                     if self.checkpoint_every is None:
@@ -354,38 +387,39 @@ class _Training:
         self.state.window_seconds += seconds
         return seconds
 
-    def _close_window(self) -> str | None:
-        """Add the point of a window to the curve; return why the cell diverged, else None."""
-        recipe, layout, engine, state = self.cell.recipe, self.layout, self.engine, self.state
-        last = engine.get_global_grad_norm() if layout.zero else self.norm
-        norm = math.nan if last is None else float(last)
-        steps = state.step - (state.points[-1].step if state.points else 0)
-        mean = float(self._sum(self.loss_sum)) / layout.ranks / steps
-        rate = steps * recipe.batch * recipe.context / state.window_seconds
-        # The scheduler holds the rate of the next step.
-        lr = float(engine.lr_scheduler.base_lrs[0]) * schedule(recipe)(state.step - 1)
-        state.points.append(
-            Point(
+    def _close_segment(self) -> None:
+        """Add the segment since the last one."""
+        engine, state = self.engine, self.state
+        last = engine.get_global_grad_norm() if self.layout.zero else self.norm
+        state.segments.append(
+            Segment(
                 step=state.step,
-                train_loss=mean,
-                lr=lr,
-                grad_norm=norm,
-                tokens_per_second=rate,
+                loss=float(self._sum(self.loss_sum)),
+                seconds=state.window_seconds,
+                # The scheduler holds the rate of the next step.
+                lr=float(engine.lr_scheduler.base_lrs[0]) * schedule(self.cell.recipe)(state.step - 1),
+                grad_norm=math.nan if last is None else float(last),
                 gpu=gpu_readings(self.device),
             )
         )
         self.loss_sum.zero_()
         state.window_loss = state.window_seconds = 0.0
-        if state.first_loss is None:
-            state.first_loss = mean
+
+    def _add_point(self) -> str | None:
+        """Add the point of the segments since the last one to the curve; return why the cell diverged, else None."""
+        layout, engine, state = self.layout, self.engine, self.state
+        start = state.points[-1].step if state.points else 0
+        since = [segment for segment in state.segments if segment.step > start]
+        point = point_of(since, start, self.cell.recipe, layout.ranks)
+        state.points.append(point)
+        if state.step > self.curve.trunk_end:
+            state.segments.clear()
         # DeepSpeed skips a step under ZeRO if its gradient is not finite; at stage 0 such a step spoils the weights.
         if skipped := engine.skipped_steps:
             return f"{NOT_FINITE} by step {state.step} (steps that DeepSpeed skipped: {skipped})"
-        if not math.isfinite(mean) or not (layout.zero or math.isfinite(norm)):
+        if not math.isfinite(point.train_loss) or not (layout.zero or math.isfinite(point.grad_norm)):
             return f"{NOT_FINITE} by step {state.step}"
-        if mean > DIVERGENCE_FACTOR * state.first_loss:
-            return f"the training loss rose from {state.first_loss:.3f} to {mean:.3f} at step {state.step}"
-        return None
+        return divergence(state.points)
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs and targets of this group at this step, [share, T] each."""
@@ -427,7 +461,7 @@ class _Training:
         n = len(flags)
         return [count > 0 for count in total[:n]], total[n:-1], total[-1] == self.layout.ranks
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> Evaluation:
         """Evaluate loss and measures over the whole validation set; the groups share it and each target counts once."""
         engine, state = self.engine, self.state
         start = time.perf_counter()
@@ -454,8 +488,8 @@ class _Training:
         measures = score.measures(counted) if score else {}
         if self.probe:
             measures |= self.probe.measures()
-        state.evaluations.append(Evaluation(step=state.step, loss=total / scored, measures=measures))
         state.train_seconds += time.perf_counter() - start
+        return Evaluation(step=state.step, loss=total / scored, measures=measures)
 
     def _validation(self) -> Iterator[tuple[Any, Any, bool]]:
         """Yield this group's batches (x, y) and whether each counts.
@@ -470,6 +504,10 @@ class _Training:
 
     def _save(self) -> None:
         assert self.storage is not None
+        self._write(self.storage, self.state, self.damaged)
+
+    def _write(self, storage: Folder, state: TrainingState, damaged: set[str] | None) -> None:
+        """Write a checkpoint of the cell or of its trunk; see `checkpoint.save` for `damaged`."""
         start = time.perf_counter()
         self._read(self.reading.newest())
         self._spent(start)
@@ -478,9 +516,9 @@ class _Training:
             return
         self._finish_save()
         self.save_began = time.monotonic()
-        self.state.window_loss = float(self._sum(self.loss_sum.clone()))
-        self.saved = checkpoint.save(self.engine, self.storage, self.layout, self.state, self.damaged)
-        if not self.storage.is_remote:
+        state.window_loss = float(self._sum(self.loss_sum.clone()))
+        self.saved = checkpoint.save(self.engine, storage, self.layout, state, damaged)
+        if not storage.is_remote:
             self._finish_save()
 
     def _finish_save(self) -> None:

@@ -17,6 +17,7 @@ from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.plan.prices import gpu_price, money
 from study.plan.table import plan_table
+from study.search.source import seed_by_seed
 from study.spec.devices import DEVICES, usable_memory
 from study.spec.frontier import FrontierShape
 from study.spec.study import load_spec
@@ -252,6 +253,64 @@ def test_a_search_lists_all_candidates_and_counts_those_it_tries() -> None:
     assert plan.tokens == pytest.approx(full.tokens * 4 / 9)
     more = plan_of(SMALL, *overrides[:2], "search.candidates=100")
     assert more.cell_count == len(more.cells)
+
+
+#: 1, 2, 4 and 8 times the tokens of the shortest cells, 600 steps.
+WSD = (
+    "training.schedule=wsd",
+    "training.warmup_steps=50",
+    "training.tokens=[614400, 1228800, 2457600, 4915200]",
+)
+
+
+def test_totals_count_the_steps_of_a_trunk_once() -> None:
+    overrides = ["training.seeds=2", "resources.price_per_hour=3"]
+    plan, apart = make_plan(load_spec(SMALL, [*WSD, *overrides])), make_plan(load_spec(SMALL, overrides))
+    taken = {600: 0, 1200: 480, 2400: 960, 4800: 1920}
+    assert {(p.cell.recipe.steps, p.trunk_steps) for p in plan.cells} == set(taken.items())
+    longest = [p for p in plan.cells if p.cell.recipe.steps == 4800]
+    trained = sum(steps - taken[steps] for steps in taken)
+    assert plan.flops / sum(p.flops for p in longest) == pytest.approx(trained / 4800)
+    assert plan.flops / sum(p.flops for p in longest) <= 1.4
+    assert plan.tokens == pytest.approx(trained * 16 * 64 * len(longest))
+    assert sum(p.flops for p in plan.cells) / sum(p.flops for p in longest) == pytest.approx(15 / 8), (
+        "of whole cells"
+    )
+    assert plan.device_hours == pytest.approx(sum(p.device_seconds for p in plan.cells) / 3600)
+    assert plan.cost == pytest.approx(3 * plan.device_hours)
+    for p in plan.cells:
+        whole = p.costs.seconds(0)
+        assert p.seconds == pytest.approx(whole - p.trunk_steps * p.costs.chosen.cost.step_seconds)
+    assert all(p.trunk_steps == 0 for p in apart.cells)
+    assert not apart.trunks
+
+
+def test_a_study_takes_at_least_as_long_as_the_cells_of_a_trunk_in_turn() -> None:
+    plan = make_plan(
+        load_spec(SMALL, [*WSD, "training.seeds=1", "frontier.depths=[4]", "frontier.budgets=[24000]"])
+    )
+    assert len(plan.trunks) == 1
+    assert plan.hours_on(100) == pytest.approx(sum(p.seconds for p in plan.cells) / 3600)
+
+
+def test_the_share_of_a_trunk_and_the_space_of_its_checkpoints_are_noted() -> None:
+    plan = make_plan(
+        load_spec(SMALL, [*WSD, "training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[24000]"])
+    )
+    (note,) = (text for text in plan.notes if "trunk" in text)
+    kept = 3 * plan.cells[0].parameters.total * 14 / 1e9
+    assert_named(note, "1 trunk", f"{1 - 1.175 / 1.875:.0%}", f"{kept:.3g} GB")
+    one = make_plan(load_spec(SMALL, [*WSD, "training.tokens=614400"]))
+    assert not any("trunk" in text for text in one.notes)
+
+
+def test_cells_of_a_trunk_are_trained_one_after_the_other_the_shortest_first() -> None:
+    plan = make_plan(load_spec(SMALL, [*WSD, "training.seeds=2"]))
+    order = seed_by_seed(plan)
+    groups = [order[i : i + 4] for i in range(0, len(order), 4)]
+    assert all([p.cell.recipe.steps for p in group] == [600, 1200, 2400, 4800] for group in groups)
+    assert all(len({p.cell.trunk for p in group}) == 1 for group in groups)
+    assert [group[0].cell.seed for group in groups] == sorted(group[0].cell.seed for group in groups)
 
 
 def test_epochs_stand_in_the_plan_with_a_warning_from_the_second_pass_on() -> None:

@@ -1,7 +1,9 @@
 """Ray Tune for real, with trials that train nothing: what is scheduled, retried, stopped and said."""
 
+import json
 import math
 import os
+import random
 import signal
 import sys
 import time
@@ -21,12 +23,14 @@ from study.run.cell_queue import CellQueue
 from study.run.trial import Report, TrialSettings, read_report
 from study.run.tune_interface import ActorManager, StopWhenSaved, StudyCallback
 from study.run.tuner import run_cells
+from study.search.source import seed_by_seed
 from study.spec.study import load_spec
 from study.workers.causes import own_place
 from study.workers.machines import MachineLosses, Slots
 from study.workers.ray_session import private_ray
 from tests.stubs import Cells, Recorder, in_layout, stub_result, stub_row
 from tests.study.small import SMALL
+from trainables.cell import Cell
 from trainables.layout import Layout
 from trainables.progress import Evaluation, Point, Progress
 
@@ -58,9 +62,9 @@ def trial(config):
     tune.report({"report": Report(result=stub_result(loss=float(seed))).model_dump_json()})
 
 
-def queue_of(cells, devices=2, retries=0, root="d", run=""):
+def queue_of(cells, devices=2, retries=0, root="d", run="", trunks=None):
     settings = TrialSettings(data_root=root, checkpoint_root=root, checkpoint_every=1, evaluations=1, run=run)
-    return CellQueue(Cells(cells), settings, MachineLosses(Slots(devices, 1, 0)), retries)
+    return CellQueue(Cells(cells), settings, MachineLosses(Slots(devices, 1, 0)), retries, trunks)
 
 
 def seeds(count):
@@ -173,6 +177,93 @@ def test_a_gang_waits_for_its_devices_and_no_later_cell_overtakes_it(monkeypatch
     assert key("e") is None, "the last cell may be lost, and is then tried again"
     queue.end("d", stub_row(four, 1.0))
     assert key("e") == "FINISHED"
+
+
+#: Two seeds of one shape at three numbers of tokens, which are two trunks.
+WSD = (
+    *(
+        "training.schedule=wsd",
+        "training.warmup_steps=50",
+        "training.tokens=[1M, 2M, 4M]",
+        "training.seeds=2",
+    ),
+    *("frontier.depths=[1]", "frontier.budgets=[1600]"),
+)
+
+
+def steps_and_seed(queue, trial):
+    given = queue.suggest(trial)
+    if not isinstance(given, dict):
+        return given
+    one = Cell.model_validate_json(given["cell"])
+    assert json.loads(given["lengths"]) == [977, 1953, 3906]
+    return one.recipe.steps, one.seed
+
+
+def test_cells_of_a_trunk_run_one_by_one_and_the_shortest_first():
+    plan = make_plan(load_spec(SMALL, WSD))
+    queue = queue_of(seed_by_seed(plan), devices=3, trunks=plan.trunks)
+    by_place = {(p.cell.recipe.steps, p.cell.seed): p for p in plan.cells}
+    began = []
+    for round_ in range(3):
+        trials = [f"{round_}{name}" for name in "abc"]
+        begun = [steps_and_seed(queue, trial) for trial in trials]
+        assert begun[2] is None, "one device stays free: both trunks have a running cell"
+        began += begun[:2]
+        for trial, place in zip(trials, begun[:2], strict=False):
+            queue.end(trial, stub_row(by_place[place], 1.0))
+    assert sorted(began) == sorted(by_place)
+    assert [steps for steps, _ in began] == [977, 977, 1953, 1953, 3906, 3906]
+    assert queue.suggest("last") == "FINISHED"
+
+
+@pytest.mark.parametrize(("loss", "status"), [(None, "failed"), (None, "diverged"), (1.0, "done")])
+def test_a_cell_that_ends_in_any_way_frees_the_longer_ones_of_its_trunk(loss, status, tmp_path):
+    plan = make_plan(load_spec(SMALL, [*WSD, "training.seeds=1"]))
+    short, middle, long = (planned for planned in plan.cells)
+    queue = queue_of([short, middle, long], root=str(tmp_path), retries=1, trunks=plan.trunks)
+    assert steps_and_seed(queue, "a") == (977, 0)
+    assert queue.suggest("b") is None
+    assert queue.lose("a"), "it is tried again"
+    assert steps_and_seed(queue, "c") == (977, 0), "the lost cell comes before those that wait for it"
+    assert queue.suggest("d") is None
+    queue.end("c", stub_row(short, loss, status=status))
+    assert steps_and_seed(queue, "e") == (1953, 0)
+    assert queue.lose("e")
+    assert steps_and_seed(queue, "f") == (1953, 0)
+    assert not queue.lose("f")
+    queue.end("f", stub_row(middle, None, status="failed"))
+    assert steps_and_seed(queue, "g") == (3906, 0)
+    assert queue.suggest("h") is None
+    queue.end("g", stub_row(long, 1.0))
+    assert queue.suggest("i") == "FINISHED"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_trunks_never_block_a_queue_whatever_the_order_and_the_ends_of_their_cells(seed, tmp_path):
+    chance = random.Random(seed)
+    plan = make_plan(load_spec(SMALL, [*WSD, "training.seeds=3"]))
+    cells = chance.sample(plan.cells, len(plan.cells))
+    queue = queue_of(cells, devices=2, root=str(tmp_path), retries=2, trunks=plan.trunks)
+    running, ended = [], []
+    for number in range(200):
+        given = queue.suggest(str(number))
+        if given == "FINISHED":
+            break
+        if isinstance(given, dict):
+            running.append((str(number), plan.by_key(given["key"])))
+            continue
+        assert running, "nothing runs and nothing starts"
+        trial, planned = running.pop(chance.randrange(len(running)))
+        end = chance.choice(["lost", "failed", "diverged", "done"])
+        if end == "lost" and queue.lose(trial):
+            continue
+        queue.end(
+            trial,
+            stub_row(planned, 1.0 if end == "done" else None, status="failed" if end == "lost" else end),
+        )
+        ended.append(planned.cell.key)
+    assert sorted(ended) == sorted(planned.cell.key for planned in plan.cells)
 
 
 def test_no_cell_is_begun_beside_a_gang_that_waits_for_devices_which_are_there(monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.loss import tensors
 from tests.trainables.train import golden
-from trainables.train import loop
+from trainables.train import loop, trunk
 from trainables.train.late_reading import LateReading
 from trainables.train.loop import train
 
@@ -33,11 +33,11 @@ def test_a_reading_that_is_not_late_returns_the_value():
 def late(monkeypatch):
     """Training that reads its loss late, as on a GPU; the windows of its curve have ten steps."""
     monkeypatch.setattr(loop, "LateReading", lambda is_late: LateReading(is_late=True))
-    monkeypatch.setattr(loop, "CURVE_POINTS", 3)
+    monkeypatch.setattr(trunk, "CURVE_POINTS", 3)
 
 
 def test_the_curve_and_its_times_are_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "CURVE_POINTS", 3)
+    monkeypatch.setattr(trunk, "CURVE_POINTS", 3)
     at_once = train(golden.cell(), data_root=tmp_path, evaluations=1)
     monkeypatch.setattr(loop, "LateReading", lambda is_late: LateReading(is_late=True))
     result = train(golden.cell(), data_root=tmp_path, evaluations=1)

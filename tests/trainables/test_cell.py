@@ -105,6 +105,24 @@ def test_a_cell_whose_warmup_runs_into_its_decay_is_refused():
         cell(recipe=recipe(49))
 
 
+def test_a_trunk_is_shared_by_cells_that_differ_in_steps_and_decay_alone():
+    def wsd(data_key="abc", **recipe):
+        values = {"steps": 60, "batch": 8, "context": 32, "schedule": "wsd", "warmup_steps": 5, **recipe}
+        return cell(recipe=Recipe(**values), data_key=data_key).trunk
+
+    assert cell().trunk is None
+    assert wsd() == wsd(steps=120) == wsd(decay=0.5) != wsd(batch=4)
+    others = [
+        {"warmup_steps": 6},
+        {"precision": "bf16"},
+        {"dropout": 0.1},
+        {"data_key": "abd"},
+        {"min_lr_ratio": 0.1},
+    ]
+    assert len({wsd(), *(wsd(**change) for change in others)}) == 1 + len(others)
+    assert wsd() != cell(recipe=Recipe(steps=60, batch=8, context=32, schedule="wsd", warmup_steps=5)).key
+
+
 def test_options_of_deepspeed_survive_json_and_unknown_ones_are_refused():
     options = {"zero_optimization": {"overlap_comm": True}}
     one = cell(recipe=Recipe(steps=60, batch=8, context=32, deepspeed=options))

@@ -10,7 +10,8 @@ from trainables.layout import Layout
 from trainables.progress import Evaluation
 from trainables.ranks.process_group import leave
 from trainables.record import Keep
-from trainables.storage.storage import open_storage
+from trainables.storage.storage import discard, open_storage
+from trainables.train import trunk
 from trainables.train.loop import train
 from trainables.train.trunk import CurveSteps, Trunk, branched
 
@@ -174,6 +175,41 @@ def test_a_trunk_that_is_damaged_or_of_other_lengths_is_not_used_and_changes_no_
     assert (damaged.trunk_steps, len(damaged.notes)) == (0, 1)
     assert "was skipped" in damaged.notes[0]
     assert numbers(damaged) == numbers(train_rank(branch(40), root, Layout()))
+
+
+@pytest.mark.slow
+def test_a_longer_cell_beside_a_shorter_one_trains_alone(root, tmp_path):
+    # The shorter one is at its save for longer cells, whose checkpoint is not complete.
+    assert train_rank(branch(20), root, Layout(), tmp_path, None, (16, False), (20, 40)) is None
+    beside = train_rank(branch(40), root, Layout(), tmp_path, None, None, (20, 40))
+    assert beside.trunk_steps == 0
+    assert len(beside.notes) == 1
+    assert "it was not finished" in beside.notes[0]
+    assert numbers(beside) == numbers(train_rank(branch(40), root, Layout()))
+    short = train_rank(branch(20), root, Layout(), tmp_path, None, None, (20, 40))
+    assert numbers(short) == numbers(train_rank(branch(20), root, Layout()))
+
+
+@pytest.mark.slow
+def test_points_over_several_steps_equal_those_of_the_cell_trained_alone(root, tmp_path, monkeypatch):
+    # Windows of 7 and 13 steps, and a trunk that ends after 30.
+    monkeypatch.setattr(trunk, "CURVE_POINTS", 5)
+    lengths = (38, 65)
+    results = [train_rank(branch(steps), root, Layout(), tmp_path, None, None, lengths) for steps in lengths]
+    alone = [train_rank(branch(steps), root, Layout()) for steps in lengths]
+    assert [result.trunk_steps for result in results] == [0, 30]
+    assert [point.step for point in alone[1].points] == [13, 16, 26, 32, 39, 49, 52, 65]
+    assert [numbers(result) for result in results] == [numbers(result) for result in alone]
+
+
+@pytest.mark.slow
+def test_a_trunk_may_lie_in_an_object_store(root):
+    shared = Trunk("memory://wsd/trunk", (20, 40))
+    short, long = (train(branch(steps), data_root=root, trunk=shared) for steps in shared.lengths)
+    assert (short.trunk_steps, long.trunk_steps) == (0, 16)
+    assert numbers(long) == numbers(train(branch(40), data_root=root))
+    discard(shared.folder)
+    assert open_storage(shared.folder).tags() == []
 
 
 def test_a_cell_prepares_the_points_and_evaluations_of_longer_cells_until_its_decay():

@@ -77,6 +77,8 @@ ELSEWHERE = {
     "torchrun --nproc-per-node 2 -m trainables cell.json --tensor-parallel 2": "test_parallel.py, on another cell",
     "interplay run quickstart 'frontier.flops=[4e9, 1e10, 3e10]' training.batch=4 name=isoflop": "tests/study/run/"
     "test_study.py, a smaller study",
+    "interplay run text training.schedule=wsd training.warmup_steps=50 'training.tokens=[500k, 1M, 2M, 4M]' "
+    "name=text-wsd": "tests/study/run/test_trunk_study.py, a smaller study",
     "interplay cost quickstart": "tests/interplay/verbs/test_cost.py, a smaller study",
     "interplay init my-minutes --data corpus.txt --minutes 5": "tests/interplay/verbs/test_init.py, fewer minutes",
     "interplay plan my-minutes.yaml": "as above",

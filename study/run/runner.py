@@ -131,10 +131,12 @@ class _Run:
         rows = study_rows(plan, recorded)
         self.rows, self.plan = rows, plan
         done = {key for key, row in rows.items() if row.status != "failed"}
-        spent = {trunk_folder(trunk) for trunk, members in plan.trunks.items() if has_ended(members, rows)}
-        for key in (done | spent).intersection(open_storage(paths.checkpoints).tags()):
-            # A driver was killed between recording the row and deleting the checkpoint.
-            discard(joined(paths.checkpoints, key))
+        trunks = {trunk_folder(key) for key, members in plan.trunks.items() if not has_ended(members, rows)}
+        for name in open_storage(paths.checkpoints).tags():
+            # A driver was killed between recording the row and deleting the checkpoint, or the plan no longer has
+            # several cells of a trunk.
+            if name in done or (name.startswith(trunk_folder("")) and name not in trunks):
+                discard(joined(paths.checkpoints, name))
         self.recorder = Recorder(self.plan, rows, self.mirror, paths)
         self.recorder.unfinished.resume(done)
         unfinished = unfinished_cells(self.plan, rows, self.recorder.unfinished, paths.checkpoints)

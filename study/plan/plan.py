@@ -171,12 +171,10 @@ class Plan:
 
     def hours_on(self, slots: int) -> float:
         """Return the hours from start to end with as many of these slots busy as the cells' ranks allow."""
-        in_turn: dict[str, float] = {}
-        for p in self.pool:
-            # The cells of a trunk run one after another.
-            chain = p.cell.trunk or p.cell.key
-            in_turn[chain] = in_turn.get(chain, 0.0) + p.seconds
-        longest = max(in_turn.values(), default=0.0)
+        alone = (p.seconds for p in self.pool)
+        # The cells of a trunk run one after another.
+        in_turn = (sum(p.seconds for p in members) for members in self.trunks.values())
+        longest = max((*alone, *in_turn), default=0.0)
         return max(wall_seconds(self.search.work(self.pool), slots), longest) / 3600
 
     @property

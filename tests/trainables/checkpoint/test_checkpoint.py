@@ -23,9 +23,11 @@ from trainables.checkpoint.checkpoint import MARKER
 from trainables.data import data_key
 from trainables.data.kind import digest
 from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.errors import InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.ranks.process_group import join, leave
 from trainables.storage.storage import discard, open_storage
+from trainables.train import loop
 from trainables.train.loop import train
 
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=800, validation_sequences=20)
@@ -207,6 +209,34 @@ def assert_moved(pool, one, root, move, folder, tolerance, at=STOPPED):
         (step, pytest.approx(loss, rel=tolerance), lr) for step, loss, lr, _ in theirs[2]
     ]
     assert [p[3] for p in ours[2]] == pytest.approx([p[3] for p in theirs[2]], rel=1e-3)
+
+
+def interrupt_rank(one, root, layout, folder, at, rank_info=None, rendezvous=None):
+    """Train on one rank, with a check at each step, until the check `at`, at which the cell saves."""
+    every, checks = loop.CHECK_EVERY, itertools.count(1)
+    loop.CHECK_EVERY = 0.0
+    try:
+        train(
+            one, data_root=root, layout=layout, checkpoints=folder, checkpoint_every=1e9,
+            interrupted=lambda: next(checks) == at, rank_info=rank_info, rendezvous=rendezvous,
+        )  # fmt: skip
+    except InterruptedTrainingError:
+        return
+    finally:
+        loop.CHECK_EVERY = every
+        leave()
+    raise AssertionError("it was not interrupted")
+
+
+@pytest.mark.slow
+def test_a_point_that_begins_on_another_number_of_ranks_is_the_mean_of_its_steps(ranks, root, tmp_path):
+    one, alone = cell(steps=120), Layout(zero=1)
+    ranks.gang(2, interrupt_rank, one, root, Layout(data_parallel=2, zero=1), tmp_path / "c", 35)
+    resumed = run(None, one, root, alone, tmp_path / "c")
+    assert resumed.resumed_from == 35, "inside a window of two steps"
+    # The point at step 36 and the next two; rounding grows from there on.
+    expected = [point.train_loss for point in uninterrupted(None, one, root, alone).points[:20]]
+    assert [point.train_loss for point in resumed.points[:20]] == pytest.approx(expected, rel=1e-5)
 
 
 def between(move):

@@ -43,7 +43,7 @@ def option(name: str, value: object = None) -> str:
     if _words is not None:
         shown = f"{value:g}" if isinstance(value, float) else value
         return f"--{name}" if value is None else f"--{name} {shown}"
-    argument = _ARGUMENTS.get(name, name)
+    argument = _ARGUMENTS.get(name, name.replace("-", "_"))
     if value is None:
         return argument if argument.endswith(")") else f"{argument}="
     if name in _MAPPINGS:
@@ -118,13 +118,17 @@ def call(verb: str, *arguments: object, results: Path | None = None, **given: ob
             part
             for name, values in several
             for value in values
-            for part in ((f"--{name}",) if value is True else (f"--{name}", value))
+            for part in ((_option_name(name),) if value is True else (_option_name(name), value))
         ]
         return command(verb, *map(_in_shell, [*arguments, *flags]), results=results)
     if results is not None and results.resolve() != Path("results").resolve():
         named["results"] = str(relative(results.resolve()))
     words = [*map(_written, arguments), *(f"{name}={_written(value)}" for name, value in named.items())]
     return f"interplay.{_FUNCTIONS.get(verb, verb)}({', '.join(words)})"
+
+
+def _option_name(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _in_shell(value: object) -> str:

@@ -91,19 +91,23 @@ class Answer(VerbResult):
         return pd.DataFrame(rows, columns=columns)
 
     def recommend(
-        self, params: float | str | None = None, within: Within = None, *, flops: float | str | None = None
+        self,
+        params: float | str | None = None,
+        within: Within = None,
+        *,
+        flops: float | str | None = None,
+        train_time: float | str | None = None,
     ) -> Recommended:
-        """Return the best shape of N non-embedding parameters, or of a compute in FLOPs; numbers or text such as "7B".
+        """Return the best shape of N non-embedding parameters, of a compute in FLOPs, or of a training time.
+
+        Numbers, or text such as "7B"; a time, which a study at equal training time has, in seconds or as "5min".
 
         Raises:
-            InputError: not one of `params` and `flops` is given, this is no size, or the fit has no answer there.
+            InputError: not one of these is given, it is no size or time, or the fit has no answer there.
         """
-        from analysis.audit.recommend import recommend_one
-        from analysis.fit.recommendation import NamedFit
+        from interplay.verbs.recommend import recommend
 
-        named = NamedFit(self.title, self.fit, self.next_runs)
-        source, shape = recommend_one(named, None, params, flops, within)
-        return Recommended(shape, source)
+        return recommend(params, within=within, flops=flops, train_time=train_time, fit=self)
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures of the report by the names of their files; those that the data do not allow are absent."""

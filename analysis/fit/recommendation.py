@@ -68,7 +68,12 @@ def shapes_by(named: NamedFit, params: Sequence[float], within: Within = None) -
         sizes = result.reading.params
         inside = f" It has measured sizes from {sizes[0]:,.0f} to {sizes[-1]:,.0f} only." if sizes else ""
         more = "add depths, budgets or seeds to the study"
-        if not result.tokens.comparable:
+        if result.tokens.rule == "compute" and result.compute is not None:
+            is_time = result.compute.unit == "minutes"
+            longest = f"{result.compute.budgets[-1]:g}{'min' if is_time else ''}"
+            budget = option("train-time" if is_time else "flops", longest)
+            more = f"ask for a budget of this study, up to {budget}"
+        elif not result.tokens.comparable:
             more = "train the depths of each size on equal tokens"
         raise InputError(
             f"The fit in {named.name} has no answer at N = {', '.join(f'{value:g}' for value in params)}: "

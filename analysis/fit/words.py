@@ -38,6 +38,7 @@ from analysis.runs.isoflop import LEAST_BUDGETS, LEAST_DEPTHS, LEAST_SIZES
 from analysis.runs.left_out import is_sensitivity_run, kind_of
 from analysis.runs.words import qualified
 from analysis.units import LossUnit, bits_per_byte
+from core.command_line import option
 from core.numbers import counted, digits, ends, human, human_range, layers, listed, listed_layers, percent
 
 #: Share of used rows from which on the first line does not count the others.
@@ -288,13 +289,22 @@ def headlines(fit: Fit) -> list[str]:
     """The answer, most important sentence first."""
     about = [noise_sentence(fit)] if fit.noise.source == "residuals" else []
     about += [fit.tokens.sentence] if fit.tokens.sentence else []
+    about += [f"{count_phrase(fit)}."] if fit.layer_weights != LAYER_WEIGHTS else []
     before = [
         *filter(None, [used_sentence(fit)]),
         *unusual_sentences(fit),
         *(compute_sentences(fit.compute, fit.level) if fit.compute else []),
     ]
     if fit.tokens.rule == "compute" and fit.compute is None:
-        before.append(TOO_FEW)
+        if not any(math.isfinite(tokens) for tokens in fit.tokens.levels):
+            column = option("column", "tokens=HEADING")
+            return [
+                *before,
+                f"No depth is stated at any budget: no row has training tokens; name them with {column}.",
+            ]
+        before.append(
+            TOO_FEW if len(_depths(fit)) > 1 else "There is one depth only; a comparison needs two."
+        )
     if not fit.tokens.comparable:
         # Why nothing is compared comes first; residuals of losses that cannot be compared are no noise.
         return [*before, fit.tokens.sentence]

@@ -133,7 +133,9 @@ def study_sections(context: Context, first: Figure) -> list[PageSection]:
     measured = (*losses, loss.accuracy_figure, _graded_figure, transition.figure, diagnostics.figure)
     needed = needed_table(*graded) if graded else None
     crossings = crossings_table(fit)
-    laws = [laws_table(fit), law_reasons_table(fit)] if fit.crossings else []
+    # No law holds for crossings in FLOPs or time.
+    has_laws = fit.crossings and fit.tokens.rule != "compute"
+    laws = [laws_table(fit), law_reasons_table(fit)] if has_laws else []
     about_laws = [law_sentence(fit)] if laws else []
     used = [] if fit.left_out else ["Every row of the run table is used."]
     costs = [cost_table(runs), unusual_table(fit), diverged_table(fit), reasons_table(fit)]

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from analysis.curves.unusual_runs import UNUSUAL
 from analysis.fit.compared_studies import ByValue, ShiftedStudy, SlopeDifference, crossing_row
 from analysis.fit.crossing_shift import CrossingShift
@@ -17,10 +19,11 @@ from analysis.law.reading import AtSize, DepthAt
 from analysis.law.shape import ComputeShape, buildable_width
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.law.words import text_of
+from analysis.runs.columns import numeric
 from analysis.runs.costs import ShapeCosts, costs_of_one_device
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Columns, Table, table_of
-from analysis.units import NATS, UnitName, budget_number, times
+from analysis.units import NATS, BudgetUnit, UnitName, budget_number, times
 from core.numbers import (
     counted,
     digits,
@@ -47,18 +50,45 @@ MOST_REASONS = 20
 
 
 def crossings_table(fit: Fit) -> Table | None:
-    """The crossings of neighbouring depths; None without two depths.
+    """The crossings of neighbouring depths in N, or of a study at equal FLOPs or time in these; None without any.
 
     At most `MOST_MISSING` pairs with too few sizes in common are listed; the note counts the others.
     """
-    if not fit.crossings:
+    by_budget = fit.tokens.rule == "compute"
+    crossings = fit.crossings if not by_budget else fit.compute.crossings if fit.compute else ()
+    if not crossings:
         return None
-    missing = [item for item in fit.crossings if item.status == "insufficient"]
+    missing = [item for item in crossings if item.status == "insufficient"]
     hidden = missing[MOST_MISSING:]
-    rows = [crossing_row(item) for item in fit.crossings if item not in hidden]
+    rows = [crossing_row(item) for item in crossings if item not in hidden]
     more = counted(len(hidden), "more pair")
-    note = f"{more} with too few sizes in common: see fit.json." if hidden else ""
-    return table_of("crossings", rows, _crossing_columns(fit.level), note)
+    note = (
+        f"{more} with too few {'budgets' if by_budget else 'sizes'} in common: see fit.json."
+        if hidden
+        else ""
+    )
+    columns = _crossing_columns(fit.level)
+    if by_budget and fit.compute:
+        columns = _budget_columns(fit.level, fit.compute.unit)
+    return table_of("crossings", rows, columns, note)
+
+
+def _budget_columns(level: float, unit: BudgetUnit) -> Columns:
+    """The columns of a table of `crossing_row`s whose places are budgets; there is no width at one budget."""
+
+    def text(value: float) -> str:
+        return budget_number(value, unit)
+
+    name = "FLOPs" if unit == "FLOPs" else "training time"
+    columns = _crossing_columns(level)
+    of_pair, of_status, *_, why = columns
+    return {
+        of_pair: columns[of_pair],
+        of_status: columns[of_status],
+        Column(name, f"and {percent(level)} interval"): lambda row: _number(row["params"], text),
+        Column(percent(level), under=name): lambda row: span(finite_ends(row), text),
+        why: columns[why],
+    }
 
 
 def crossings_by_value(key: str, data: ByValue, level: float) -> Table:
@@ -300,10 +330,23 @@ def cost_table(runs: RunTable) -> Table:
         rows.append(("total training time", f"{duration(float(seconds.sum()))}{unknown}"))
         rows.append(("median training time per row", duration(float(seconds.median()))))
     if "flops" in runs.used and runs.used["flops"].notna().all():
-        # Checkpoints of one model were trained once: the one with the most tokens counts.
-        models = runs.used.groupby(["depth", "width", "params", "seed", "lr"], dropna=False)["flops"].max()
+        models = _trained_flops(runs.used)
         rows.append(("training FLOPs", f"{models.sum():.3g} of {counted(len(models), 'model')}"))
     return Table("cost", (Column("", right=False), Column("")), rows)
+
+
+def _trained_flops(used: pd.DataFrame) -> pd.Series:
+    """The training FLOPs of each model.
+
+    Each row of a study is a training of its own, without the tokens that it took from the trunk of another. In other
+    tables checkpoints of one model were trained once: the one with the most tokens counts.
+    """
+    if "cell" in used and used["cell"].is_unique and used["cell"].notna().all():
+        shared = numeric(used["trunk_tokens"]).fillna(0.0) / used["tokens"] if "trunk_tokens" in used else 0.0
+        own: pd.Series = used["flops"] * (1 - shared)
+        return own
+    each: pd.Series = used.groupby(["depth", "width", "params", "seed", "lr"], dropna=False)["flops"].max()
+    return each
 
 
 def diverged_table(fit: Fit) -> Table | None:

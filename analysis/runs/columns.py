@@ -44,7 +44,11 @@ TOKEN_GROUP = "token_group"
 #: The loss in bits per byte of the text, and bytes of the text per token: read as numbers when present, and only to
 #: state losses in bits per byte.
 BITS_PER_BYTE, BYTES_PER_TOKEN = "bits_per_byte", "bytes_per_token"
-_NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, BITS_PER_BYTE, BYTES_PER_TOKEN)
+#: Names that `--column` may give to a column.
+_NAMES = (
+    *(*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT, BITS_PER_BYTE, BYTES_PER_TOKEN),
+    *(FLOPS, COMPUTE, COMPUTE_UNIT, D_FF),
+)
 
 
 def layer_weights(rows: pd.DataFrame) -> pd.Series:
@@ -81,9 +85,22 @@ def planned_compute(rows: pd.DataFrame) -> pd.Series | None:
 
 
 def compute_unit(rows: pd.DataFrame) -> BudgetUnit:
-    """Return the unit of the column `compute`."""
-    has_unit = COMPUTE in rows and COMPUTE_UNIT in rows
-    return "minutes" if has_unit and (rows[COMPUTE_UNIT] == "minutes").all() else "FLOPs"
+    """Return the unit of the column `compute`.
+
+    Raises:
+        InputError: the column of the unit has anything but one unit that is known.
+    """
+    if COMPUTE not in rows or COMPUTE_UNIT not in rows:
+        return "FLOPs"
+    units = sorted({str(value) for value in rows[COMPUTE_UNIT]})
+    if units not in (["minutes"], ["FLOPs"]):
+        shown = ", ".join(shortened(repr(unit)) for unit in units[:4])
+        raise InputError(
+            f"The column `{COMPUTE_UNIT}` has {shown}, and all its rows must be `minutes` or all `FLOPs`. Write the "
+            f"column `{COMPUTE}` in minutes of training and `minutes` in each row, or drop both columns to compare the "
+            "rows by their tokens."
+        )
+    return "minutes" if units == ["minutes"] else "FLOPs"
 
 
 def refuse_repeated(frame: pd.DataFrame, source: str) -> None:

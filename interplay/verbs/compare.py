@@ -15,7 +15,7 @@ from analysis.fit.compared_studies import ComparedStudy, in_one_unit
 from analysis.fit.measures import Value
 from analysis.fit.recommendation import read_fit
 from analysis.runs.files import is_table
-from core.command_line import relative
+from core.command_line import call, relative
 from core.errors import InputError, shortened
 from interplay.answer import Answer, refuse_report_folder
 from interplay.fit_files import COMPARISON, FIT, RUNS, runs_beside
@@ -85,6 +85,17 @@ class _Read:
     folder: Path | None
 
 
+def _refuse_equal_budgets(study: ComparedStudy) -> None:
+    """Raise an `InputError` if a study has its crossings in FLOPs or minutes: those of others are in N."""
+    if study.fit is None or study.fit.tokens.rule != "compute":
+        return
+    budget = "FLOPs" if study.fit.tokens.budget_unit == "FLOPs" else "training time"
+    raise InputError(
+        f"{study.value} compares depths at equal {budget}, and a comparison of studies has crossings in N, of studies "
+        f"at equal training tokens. Leave it out, and read its crossings with `{call('fit', study.value)}`."
+    )
+
+
 def compare(
     *sources: Source | Answer, out: str | Path | None = None, results: str | Path = "results"
 ) -> ComparedStudies:
@@ -123,6 +134,8 @@ def compare(
     if twice := next((file for file in files if files.count(file) > 1), None):
         raise SpecError(f"{relative(twice)} is given twice; a comparison needs different studies.")
     sources_read = [_read(source, Path(results)) for source in sources]
+    for item in sources_read:
+        _refuse_equal_budgets(item.study)
     names = _distinct_names(sources_read)
     specs = [item.spec for item in sources_read if item.spec is not None]
     keys = _differing_keys(specs) if len(specs) == len(sources) else {}

@@ -180,7 +180,7 @@ def limit_of(
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        what = "a number of bytes, as 64k" if is_size else "a duration, as 5ms, 90s or 2h"
+        what = "a number of bytes, as 64k" if is_size else "a duration above 0, as 5ms, 90s or 2h"
         raise InputError(f"{option(_OPTIONS[kind])} is {shortened(repr(text))}; give {what}.")
     if not is_count(batch):
         raise InputError(f"{option('batch')} is {batch!r}; give a number of sequences, as 8.")
@@ -205,8 +205,12 @@ def at_limit_of(limit: Limit, source: Path | NamedFit | None, device: str | None
     folder = source.parent
     costs = read_costs(folder / COSTS)
     if not costs:
-        again = call("cost", folder.name, results=folder.parent)
-        raise InputError(f"{folder} has no costs of its shapes ({COSTS}); measure them with `{again}`.")
+        whole = folder.resolve()
+        again = call("cost", whole.name, results=whole.parent)
+        raise InputError(
+            f"{folder} has no costs of its shapes ({COSTS}). If it is the folder of a study, measure them with "
+            f"`{again}`; a table of other runs has none."
+        )
     fitted = read_fit(source).fit
     study = study_of(runs_beside(folder, fitted), level=fitted.level)
     return recommend_at_limit(study, costs, limit, device)

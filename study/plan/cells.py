@@ -231,7 +231,8 @@ def by_trunk(cells: Iterable[PlannedCell]) -> dict[str, list[PlannedCell]]:
     return {
         trunk: sorted(members, key=lambda planned: planned.cell.recipe.steps)
         for trunk, members in shared.items()
-        if len(members) > 1
+        # With a decay over all steps there is nothing to share.
+        if len(members) > 1 and any(planned.cell.recipe.decay_start for planned in members)
     }
 
 

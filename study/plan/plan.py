@@ -13,7 +13,7 @@ from analysis.runs.words import texts_of
 from analysis.units import budget_text
 from core.command_line import call
 from core.errors import InputError, shortened, some
-from core.numbers import counted
+from core.numbers import counted, digits
 from study.errors import SpecError
 from study.plan.cells import PlannedCell, Planner, by_trunk, describe_network, make_planner, with_trunks
 from study.plan.layouts import ClusterCapacity, gigabytes
@@ -32,6 +32,9 @@ from trainables.model.family import family
 
 #: Weights below this size get no note in the plan.
 NOTED_BYTES = 1e9
+#: Largest factor between the times by the plan and those of `frontier.minutes` without a note: cells that train side by
+#: side take up to twice as long as alone.
+OTHER_SPEED = 3.0
 #: Cells of fewer steps get a note in the plan of a study by tokens per parameter.
 FEW_STEPS = 200
 #: What the JSON of a plan has of the plan, of its totals and of each `Miss`.
@@ -334,6 +337,20 @@ def by_hand(layout: Layout) -> str:
     return " ".join(map(str, words))
 
 
+def _speed_notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
+    """A note if the times by the plan are far from those of `frontier.minutes`."""
+    if planner.spec.frontier.minutes is None or not cells:
+        return []
+    ratios = sorted(planned.seconds / (60 * (planned.compute or 1.0)) for planned in cells)
+    ratio = ratios[len(ratios) // 2]
+    if 1 / OTHER_SPEED < ratio < OTHER_SPEED:
+        return []
+    return [
+        f"cells take {digits(ratio)} times their training time by the plan: the speeds of `frontier.minutes` may be "
+        "those of another machine or `training` section; `interplay init NAME --minutes 5` measures them here"
+    ]
+
+
 def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
     spec, recipe, device, speed = planner.spec, planner.recipe, planner.layouts.device, planner.speed
     notes = []
@@ -360,6 +377,7 @@ def _notes(planner: Planner, cells: Sequence[PlannedCell]) -> list[str]:
                 f"depth {depth} has {counted(count, 'size')} at {budget_text(compute, unit)}, and a least loss inside "
                 f"its sizes needs {LEAST_FACTORS}; {more}"
             )
+    notes += _speed_notes(planner, cells)
     gangs = [p for p in cells if p.layout.ranks > 1]
     if gangs:
         most = max(p.layout.ranks for p in gangs)

@@ -168,7 +168,8 @@ def time_steps(plan: Plan, data: str | Path, console: Console) -> Timed:
     times = [max(same, key=lambda timed: timed.step_seconds) for same in zip(*runs, strict=False)]
     if not times:
         raise SpecError(
-            f"the first steps of the smallest cell took longer than {limit:.0f} s; it was given up."
+            f"the first steps of the smallest cell took longer than {limit:.0f} s; it was given up. Where other work "
+            "takes the processors, try again when it has ended."
         )
     cells = cells[: len(times)]
     costs = [replace(planner.layouts.choose(p.cell.shape).cost, device=DEVICES[device.name]) for p in cells]

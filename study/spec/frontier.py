@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from analysis.units import BudgetUnit, budget_number
 from core.errors import some
-from core.numbers import listed, scientific
+from core.numbers import counted, listed, scientific
 from study.spec.section import (
     Budget,
     Compute,
@@ -166,6 +166,8 @@ class FrontierSection(Section):
         if not isinstance(values, Mapping):
             return values
         filled = dict(values)
+        if isinstance(values.get("minutes"), Mapping):
+            _refuse_equal_keys(values["minutes"])
         if values.get("heads") is values.get("head_dim") is None:
             filled["heads"] = HEADS
         if values.get("flops") is not None:
@@ -275,7 +277,7 @@ class FrontierSection(Section):
                 "`spread` has the sizes at the FLOPs of `flops`, which is missing; take `spread` out"
             )
         if self.widths is not None:
-            self._check_widths(self.widths)
+            self._check_widths(self.widths, "`widths`")
             return self
         if self.minutes is not None:
             self._check_minutes(self.minutes)
@@ -283,7 +285,8 @@ class FrontierSection(Section):
         if not given or self.depths is None:
             missing = [*([] if given else ["`budgets`"]), *([] if self.depths else ["`depths`"])]
             raise ValueError(
-                f"{' and '.join(missing)} missing; give `budgets` and `depths`, `flops` and `depths`, or `widths` alone"
+                f"{' and '.join(missing)} missing; give `budgets` and `depths`, `flops` and `depths`, or `widths` or "
+                "`minutes` alone"
             )
         if self.flops is not None:
             self._check_flops(self.depths)
@@ -292,11 +295,12 @@ class FrontierSection(Section):
             self.check_depths()
         return self
 
-    def _check_widths(self, widths: Mapping[int, tuple[int, ...]]) -> None:
+    def _check_widths(self, widths: Mapping[int, tuple[int, ...]], key: str) -> None:
+        """Raise a `ValueError` if a width cannot be built, or `depths` selects one that `key` does not have."""
         if unknown := sorted(set(self.depths or ()) - set(widths)):
             raise ValueError(
-                f"`depths` has [{some(unknown)}], and `widths` has the depths [{some(sorted(widths))}]; choose among "
-                "these, or give widths for the others"
+                f"`depths` has [{some(unknown)}], and {key} has the depths [{some(sorted(widths))}]; choose among "
+                "these, or give shapes of the others"
             )
         for depth, width in ((depth, width) for depth, values in widths.items() for width in values):
             if width % self.step:
@@ -310,11 +314,11 @@ class FrontierSection(Section):
         widths: dict[int, set[int]] = {}
         for depth, width in (shape_named(name) for speeds in minutes.values() for name in speeds):
             widths.setdefault(depth, set()).add(width)
-        self._check_widths({depth: tuple(sorted(values)) for depth, values in widths.items()})
+        self._check_widths({depth: tuple(sorted(values)) for depth, values in widths.items()}, "`minutes`")
         if len(minutes) < LEAST_FLOPS:
             raise ValueError(
-                f"`minutes` has {len(minutes)} value, and the best depth by time needs {LEAST_FLOPS} or more; "
-                "`interplay init NAME --minutes 5` writes three"
+                f"`minutes` has {counted(len(minutes), 'value')}, and the best depth by time needs {LEAST_FLOPS} or "
+                "more; `interplay init NAME --minutes 5` writes three"
             )
         self._check_apart("minutes")
 
@@ -322,8 +326,8 @@ class FrontierSection(Section):
         for low, high in itertools.pairwise(self.compute_values):
             if high < FLOPS_APART * low:
                 raise ValueError(
-                    f"`{key}` has {low:g} and {high:g}, nearer to each other than {FLOPS_APART - 1:.0%}, which are "
-                    "compared as one; take one of them out"
+                    f"`{key}` has {low:.10g} and {high:.10g}, nearer to each other than {FLOPS_APART - 1:.0%}, which "
+                    "are compared as one; take one of them out"
                 )
 
     def _check_flops(self, depths: tuple[int, ...]) -> None:
@@ -378,6 +382,19 @@ class FrontierSection(Section):
                 f"the plan would have {count:,} {what}, more than the {self.max_cells:,} of `frontier.max_cells`; make "
                 f"the lists shorter, or set `frontier.max_cells: {count}`"
             )
+
+
+def _refuse_equal_keys(minutes: Mapping[Any, Any]) -> None:
+    """Raise a `ValueError` if two keys are one number, such as 1 and "1": one of them would replace the other."""
+    seen: dict[float, Any] = {}
+    for key in minutes:
+        try:
+            number = float(key)
+        except (TypeError, ValueError):
+            continue
+        if number in seen:
+            raise ValueError(f"`minutes` has {seen[number]!r} and {key!r}, which are one time; write it once")
+        seen[number] = key
 
 
 def shapes(

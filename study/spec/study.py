@@ -198,10 +198,15 @@ class StudySpec(Section):
         """Raise a `ValueError` if the warm-up of the shortest cell does not end before its decay begins."""
         shortest = self.recipe_of(min(self.step_counts(sized)[0] for sized in self.shapes))
         if shortest.warmup_end > shortest.decay_start:
+            fewer = (
+                f"`training.warmup_steps: {shortest.decay_start}` or less, or "
+                if shortest.decay_start
+                else ""
+            )
             raise ValueError(
                 f"`training.warmup_steps` is {shortest.warmup_end:,}, and the decay of the shortest cells, of "
-                f"{shortest.steps:,} steps, begins after {shortest.decay_start:,}; set `training.warmup_steps: "
-                f"{shortest.decay_start}` or less, or a smaller `training.decay`"
+                f"{shortest.steps:,} steps, begins after {shortest.decay_start:,}; set {fewer}a smaller "
+                "`training.decay`"
             )
 
     def to_yaml(self) -> str:

@@ -22,6 +22,7 @@ from core.command_line import call, in_shell, option, options, try_with
         ("assume", "noise=0.005", "assume={'noise': 0.005}", "--assume noise=0.005"),
         ("assume", "noise=x", "assume={'noise': 'x'}", "--assume noise=x"),
         ("json", None, "to_json()", "--json"),
+        ("train-time", "2h", "train_time='2h'", "--train-time 2h"),
     ],
 )
 def test_an_option_is_an_argument_in_python(name, value, python, shell):
@@ -57,6 +58,7 @@ def test_several_options_are_ready_to_paste():
         (("audit",), {"depth": 12, "width": "D"}, "audit(depth=12, width=D)", "audit --depth 12 --width D"),
         (("try", "a", "data.path=x"), {}, "try_steps('a', 'data.path=x')", "try a data.path=x"),
         (("cost", "a"), {"again": True}, "cost('a', again=True)", "cost a --again"),
+        (("recommend",), {"train_time": "2h"}, "recommend(train_time='2h')", "recommend --train-time 2h"),
         (("run", "a"), {"results": Path("/b")}, "run('a', results='/b')", "run a --results /b"),
     ],
 )

@@ -261,7 +261,11 @@ def test_a_study_at_equal_training_time_is_asked_for_a_time(tmp_path, command):
     assert (shape.minutes, shape.flops) == (40.0, None)
     status, out, _ = command("recommend", "--train-time", "40min", "--fit", str(file))
     assert (status, "In 40 min of training: " in out, "FLOPs" in out) == (0, True, False)
+    assert timed.recommend(train_time="40min").shape == shape.shape
+    with pytest.raises(InputError, match="equal training time"):
+        interplay.compare(timed, interplay.fit(isoflop_table()))
     for given, words in (
+        ({"params": 1e8}, "train_time='384min'"),
         ({"flops": 1e18}, "train_time="),
         ({"train_time": "1s"}, "reach from 90 s"),
         ({"train_time": "40min", "device": "cpu"}, "leave it out"),

@@ -42,6 +42,10 @@ def figure(context: Context) -> Figure:
     crossed = [item for item in context.fit.crossings if item.params is not None]
     if crossed:
         caption = f"{caption[:-1]}; crosses are where a deeper model takes the lead."
+    by_budget = context.fit.tokens.rule == "compute"
+    if by_budget:
+        unit_words = "FLOPs" if context.fit.tokens.budget_unit == "FLOPs" else "training time"
+        caption += f" A line joins the sizes of one depth at equal {unit_words}."
     if context.fit.tokens.rule == "groups":
         caption += (
             " Each group of equal N and tokens is moved to the curves: only differences inside it count."
@@ -53,7 +57,8 @@ def figure(context: Context) -> Figure:
         canvas, axes = new_canvas(4.4, width=width)
         points_of_depths(axes, points, "loss", context.colours, "none")
         for depth, line in by_depth(lines):
-            axes.plot(line["params"], line["loss"], color=context.colours[depth], linewidth=1.5)
+            for _, part in line.groupby("budget") if by_budget else [(None, line)]:
+                axes.plot(part["params"], part["loss"], color=context.colours[depth], linewidth=1.5)
         _mark_crossings(axes, crossed, lines)
         size_axis(axes)
         if entropy is not None:
@@ -64,7 +69,7 @@ def figure(context: Context) -> Figure:
         return canvas
 
     table = stack(point=points, curve=lines).assign(entropy=entropy)
-    title = "Loss against size, one curve per depth"
+    title = f"Loss against size, one curve per depth{' and budget' if by_budget else ''}"
     return Figure("loss", title, caption, table, lambda: draw(WIDE), narrow=lambda: draw(WIDTH))
 
 
@@ -85,15 +90,17 @@ def loss_data(fit: Fit) -> tuple[pd.DataFrame, pd.DataFrame]:
     Returns:
         depth, width, params, loss (mean over seeds), low, high (lowest and highest seed), se (pooled), seeds, residual
         (loss less the curve); and depth, params, loss on the curves. A depth of one size has no curve. Losses compared
-        inside groups of tokens are less the level of their group, see `Curves.group_level`. Losses are in the unit of
-        the fit.
+        inside groups of tokens are less the level of their group, see `Curves.group_level`; at equal FLOPs or time,
+        where depths are not compared at one size, they are as measured, and the lines join those of one `budget`, its
+        number. Losses are in the unit of the fit.
     """
     study = study_of_fit(fit)
     curves, per_nat = study.curves, fit.loss_unit.per_nat
     keys = ["depth", "params", *([TOKEN_GROUP] if TOKEN_GROUP in study.rows else [])]
     groups = study.rows.groupby(keys, sort=True)
     points = groups.agg(width=("width", "first"), low=("loss", "min"), high=("loss", "max")).reset_index()
-    level = curves.group_level
+    by_budget = fit.tokens.rule == "compute"
+    level = np.zeros(len(points)) if by_budget else curves.group_level
     points = points.assign(
         loss=curves.mean - level,
         low=points["low"] - level,
@@ -104,6 +111,10 @@ def loss_data(fit: Fit) -> tuple[pd.DataFrame, pd.DataFrame]:
     )
     losses = ["loss", "low", "high", "se", "residual"]
     points[losses] *= per_nat
+    columns = ["depth", "width", "params", "loss", "low", "high", "se", "seeds", "residual"]
+    if by_budget:
+        of_budget = points.rename(columns={TOKEN_GROUP: "budget"})[["depth", "params", "loss", "budget"]]
+        return points[columns], of_budget.sort_values(["depth", "budget", "params"])
     lines = [pd.DataFrame(columns=["depth", "params", "loss"], dtype=float)]
     for depth in curves.depths:
         low, high = curves.range(depth)
@@ -113,7 +124,6 @@ def loss_data(fit: Fit) -> tuple[pd.DataFrame, pd.DataFrame]:
             lines.append(
                 pd.DataFrame({"depth": depth, "params": np.exp(x), "loss": per_nat * curves.loss(depth, x)})
             )
-    columns = ["depth", "width", "params", "loss", "low", "high", "se", "seeds", "residual"]
     return points[columns], pd.concat(lines[1:] or lines, ignore_index=True)
 
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 
@@ -14,7 +15,8 @@ from analysis.law.answer_words import COMPUTES, compute_sentence, use_sentence
 from analysis.law.reading import Reading
 from analysis.law.reasons import Reason
 from analysis.law.shape import buildable_width
-from analysis.report.tables import compute_table
+from analysis.report.figures.loss import loss_data
+from analysis.report.tables import compute_table, crossings_table
 from analysis.runs.table import RunTable
 from analysis.units import minutes_text
 from core.errors import InputError
@@ -228,8 +230,38 @@ def test_a_time_is_asked_as_a_time_and_not_as_flops(timed):
 def test_a_column_of_the_unit_alone_makes_times_of_budgets(timed):
     frame = timed_table()
     assert Fit.from_json(json.loads(json.dumps(timed.to_json()))).compute == timed.compute
-    for other in (frame.drop(columns="compute_unit"), frame.assign(compute_unit="hours")):
-        assert fit(RunTable.from_frame(other)).tokens.rule != "compute"
+    assert fit(RunTable.from_frame(frame.drop(columns="compute_unit"))).tokens.rule != "compute"
+    half = ["minutes", "FLOPs"] * (len(frame) // 2)
+    for unit in ("hours", "Minutes", None, half):
+        with pytest.raises(InputError, match="must be `minutes` or all `FLOPs`"):
+            fit(RunTable.from_frame(frame.assign(compute_unit=unit)))
+    named = frame.rename(columns={"compute": "C", "compute_unit": "of"})
+    table = RunTable.from_frame(named, columns={"compute": "C", "compute_unit": "of"})
+    assert fit(table).compute == timed.compute
+
+
+def test_what_a_table_at_equal_time_lacks_is_said():
+    frame = timed_table()
+    without = fit(RunTable.from_frame(frame.assign(tokens=math.nan)))
+    assert "no row has training tokens" in " ".join(findings(without))
+    one = fit(RunTable.from_frame(frame[frame["depth"] == 4]))
+    assert "There is one depth only" in " ".join(findings(one))
+
+
+def test_crossings_at_equal_time_are_in_the_table_of_crossings(timed):
+    rows = crossings_table(timed).records()
+    assert [row["pair"] for row in rows] == [f"{a} → {b}" for a, b in itertools.pairwise(DEPTHS)]
+    (settled,) = (row for row in rows if row["status"] == "bracketed")
+    (crossing,) = (item for item in timed.compute.crossings if item.status == "bracketed")
+    assert settled["training time"] == minutes_text(crossing.params)
+
+
+def test_losses_at_equal_time_are_drawn_as_they_were_measured(timed):
+    points, lines = loss_data(timed)
+    frame = timed_table()
+    means = frame.groupby(["depth", "params", "compute"])["loss"].mean()
+    np.testing.assert_allclose(sorted(points["loss"]), sorted(means))
+    assert lines.groupby(["depth", "budget"]).size().eq(5).all()
 
 
 @pytest.mark.extended

@@ -272,6 +272,15 @@ def test_cost_counts_a_model_once_and_says_what_is_not_known(pilot_frame):
         table["total training time"] == f"{frame['train_seconds'].sum() / 60:.0f} min (unknown for 30 rows)"
     )
     assert table["training FLOPs"] == f"{7e9 * len(frame):.3g} of 30 models"
+    # Rows of a study are trainings of their own, also of one shape, without what they took from a trunk.
+    twice = pd.concat(
+        [frame.assign(tokens=1000.0), frame.assign(tokens=2000.0, flops=14e9)], ignore_index=True
+    )
+    own = twice.assign(
+        cell=[f"c{i}" for i in range(len(twice))], trunk_tokens=np.where(twice["tokens"] > 1000, 800, 0)
+    )
+    cost = dict(cost_table(RunTable.from_frame(own)).rows)
+    assert cost["training FLOPs"] == f"{(7e9 + 0.6 * 14e9) * len(frame):.3g} of {2 * len(frame)} models"
     partly = both.assign(flops=[np.nan, *both["flops"][1:]])
     assert "training FLOPs" not in dict(cost_table(RunTable.from_frame(partly)).rows)
 

@@ -796,6 +796,22 @@ def test_every_cell_has_the_tokens_of_its_minutes_at_the_speed_of_its_shape() ->
     assert "compute_unit" not in plan_of(SMALL, *AT_FLOPS).cells[0].row()
 
 
+def test_speeds_far_from_those_of_the_plan_are_noted() -> None:
+    def noted(factor: float) -> bool:
+        cells = plan_of(SMALL, *IN_TIME).cells
+        speeds = {}
+        for planned in cells:
+            shape, tokens = planned.cell.shape, planned.tokens
+            speeds[f"L{shape.depth}-d{shape.width}"] = factor * tokens / planned.seconds
+        written = ", ".join(f"{name}: {speed}" for name, speed in speeds.items())
+        plan = plan_of(SMALL, f"frontier.minutes={{0.05: {{{written}}}, 0.5: {{{written}}}}}", IN_TIME[1])
+        return any(
+            "the speeds of `frontier.minutes` may be those of another machine" in note for note in plan.notes
+        )
+
+    assert [noted(factor) for factor in (0.2, 1.0, 5.0)] == [True, False, True]
+
+
 def test_another_speed_is_another_cell_and_the_same_protocol() -> None:
     faster = (IN_TIME[0].replace("L2-d8: 1e5", "L2-d8: 2e5"), IN_TIME[1])
     one, two = plan_of(SMALL, *IN_TIME), plan_of(SMALL, *faster)

@@ -256,10 +256,12 @@ def test_a_time_has_the_shapes_of_its_own_in_order_of_time_and_size() -> None:
         ({"minutes": {1: {"L1-d8": 9}, 1.1: {"L1-d8": 9}}}, "nearer to each other than 15%"),
         ({"minutes": {1: {"L1x8": 9}, 2: {"L1-d8": 9}}}, "write depth and width as `L2-d16`"),
         ({"minutes": {1: {"L1-d9": 9}, 2: {"L1-d8": 9}}}, "take 8 or 10"),
-        ({"depths": [1, 3]}, "`depths` has [3]"),
+        ({"depths": [1, 3]}, "`depths` has [3], and `minutes` has the depths [1, 2]"),
         ({"minutes": {1: {"L1-d8": 0}, 2: {"L1-d8": 9}}}, "greater than 0"),
         ({"minutes": {1: {}, 2: {"L1-d8": 9}}}, "at least 1 item"),
         ({"minutes": {-1: {"L1-d8": 9}, 2: {"L1-d8": 9}}}, "greater than 0"),
+        ({"minutes": {"1": {"L1-d8": 9}, 1: {"L1-d16": 9}, 4: {"L1-d8": 9}}}, "write it once"),
+        ({"minutes": {}}, "`minutes` has 0 values"),
     ],
 )
 def test_wrong_times_are_refused(change: dict[str, object], words: str) -> None:

@@ -113,6 +113,7 @@ def test_a_change_of_the_schedule_replaces_the_keys_of_the_other(tmp_path: Path)
         (WSD[1:], "`warmup`, a share of the steps"),
         (("training.decay=0.1",), "`schedule: wsd`"),
         ((*WSD, "training.warmup_steps=961"), "`training.warmup_steps: 960`"),
+        ((*WSD, "training.decay=1"), "begins after 0; set a smaller `training.decay`"),
         ((*WSD, "training.tokens=[60k, 1M]"), "`training.warmup_steps: 47`"),
     ],
 )

@@ -225,8 +225,7 @@ def test_a_study_of_minutes_measures_each_shape_and_trains_each_depth_for_each_t
     status, out, err = command("init", "mine", "--data", "text.txt", "--minutes", "1.5", "--device", "cpu")
     assert (status, err.count("Traceback")) == (0, 0)
     frontier = load_spec("mine.yaml").frontier
-    assert frontier.compute_values == (0.09375, 0.375, 1.5)
-    assert "94 s" not in out
+    assert frontier.compute_values == pytest.approx((0.09375, 0.1875, 0.375, 0.75, 1.5), rel=1e-3)
     speeds = {name: speed for shapes in frontier.minutes.values() for name, speed in shapes.items()}
     assert all(shapes[name] == speeds[name] for shapes in frontier.minutes.values() for name in shapes)
     plan = make_plan(load_spec("mine.yaml"))
@@ -240,7 +239,7 @@ def test_a_study_of_minutes_measures_each_shape_and_trains_each_depth_for_each_t
             ratios = sorted(p.tokens / p.cell.shape.budget_params for p in cells)
             # The best number of tokens per parameter lies inside the sizes, so that the least loss can.
             assert 3 <= len(cells) <= 5
-            assert ratios[0] < 60 < ratios[-1]
+            assert ratios[0] < 30 < ratios[-1]
     status, _, err = command("cost", "mine.yaml", "--json")
     assert status == 0, err
     again = {

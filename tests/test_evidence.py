@@ -68,3 +68,23 @@ def test_the_study_of_each_family_plans_the_rows_of_its_table(tmp_path, network)
     planned = {(p.cell.shape.depth, p.cell.shape.width, p.cell.seed, p.tokens) for p in make_plan(spec).cells}
     rows = interplay.read(DOCS / "evidence" / f"families-network-{network}" / "runs.csv").frame
     assert set(zip(rows["depth"], rows["width"], rows["seed"], rows["tokens"], strict=True)) == planned
+
+
+def test_the_page_quotes_the_best_depth_in_a_minute_and_at_equal_tokens():
+    """The study of a minute on two cores, and the same shapes on equal tokens."""
+    section = (DOCS / "evidence.md").read_text().split("# The best depth in a minute of training")[1]
+    in_time, at_tokens = (part.split("\n```")[0] for part in section.split("```text\n")[1:3])
+    for quoted, table in ((in_time, "minutes"), (at_tokens, "minutes-equal-tokens")):
+        with in_shell(["fit"]):
+            sentences = interplay.fit(DOCS / "evidence" / f"{table}.csv").sentences
+        assert " ".join(sentences).startswith(" ".join(quoted.split()))
+    answer = interplay.fit(DOCS / "evidence" / "minutes.csv").fit.compute
+    (timed,) = [item for item in answer.crossings if item.shallow == 1]
+    assert (timed.status, round(60 * timed.params)) == ("ambiguous", 30)
+    assert (round(60 * timed.params_interval[0]), timed.params_interval[1]) == (16, None)
+    at = answer.at(0.5)
+    tokens = {shape.depth: shape.tokens for shape in (at, *at.others)}
+    assert tokens[1] / tokens[2] == pytest.approx(1.5, abs=0.05)
+    equal = interplay.fit(DOCS / "evidence" / "minutes-equal-tokens.csv")
+    (crossing,) = [item for item in equal.fit.crossings if item.shallow == 1]
+    assert crossing.params == pytest.approx(63e3, rel=0.01)

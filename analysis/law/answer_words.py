@@ -192,7 +192,7 @@ def compute_sentence(shape: ComputeShape) -> str:
         for other in shape.others[:MOST_SHAPES]:
             first = f"{layers(other.depth)} cost{'s' if other.depth == 1 else ''}"
             name = str(other.depth) if costs else first
-            tokens = f" with {digits(other.tokens / shape.tokens)} of the tokens" if is_time else ""
+            tokens = f" with {digits(other.tokens / shape.tokens)} times the tokens" if is_time else ""
             costs.append(f"{name} +{digits(100 * other.excess / shape.loss)} %{tokens}")
         text += f"; {', '.join(costs)}{_near_words(shape.near)}"
     return f"{text} ({shape.reason})." if shape.reason else f"{text}."

@@ -210,7 +210,7 @@ def test_a_sentence_about_a_time_has_the_share_of_the_tokens_that_another_depth_
     best = timed.compute.best[-1]
     other = best.others[0]
     assert f"{minutes_text(best.minutes)} of training: {best.depth} layers × {best.width} wide" in shape
-    assert f"with {digits(other.tokens / best.tokens)} of the tokens" in shape
+    assert f"with {digits(other.tokens / best.tokens)} times the tokens" in shape
     assert "FLOPs" not in shape + use
     for item in timed.compute.reading.ranges[:-1]:
         assert minutes_text(item.high) in use

@@ -17,7 +17,7 @@ from analysis.fit.words import answers
 from analysis.law.near_optimal import Within
 from analysis.runs.table import RunTable
 from core.command_line import option
-from core.errors import shortened
+from core.errors import InputError, shortened
 from core.numbers import counted
 from interplay.fit_files import COMPARISON, FIT
 from interplay.recommended import Recommended
@@ -105,9 +105,18 @@ class Answer(VerbResult):
         Raises:
             InputError: not one of these is given, it is no size or time, or the fit has no answer there.
         """
-        from interplay.verbs.recommend import recommend
+        from analysis.audit.recommend import recommend_in_time, recommend_one
+        from analysis.fit.recommendation import NamedFit
 
-        return recommend(params, within=within, flops=flops, train_time=train_time, fit=self)
+        named = NamedFit(self.title, self.fit, self.next_runs)
+        if train_time is not None:
+            if any(value is not None for value in (params, flops, within)):
+                raise InputError(
+                    f"{option('train-time')} takes the place of a size and of FLOPs; give it alone."
+                )
+            return Recommended(recommend_in_time(named, train_time), f"losses of {self.title}")
+        source, shape = recommend_one(named, None, params, flops, within)
+        return Recommended(shape, source)
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures of the report by the names of their files; those that the data do not allow are absent."""

@@ -32,7 +32,7 @@ from analysis.law.shape import (
 )
 from core.command_line import call, option
 from core.errors import InputError
-from core.numbers import human, parse_number, short
+from core.numbers import human, parse_duration, parse_number, short
 
 
 @dataclass(frozen=True, repr=False)
@@ -225,14 +225,24 @@ def recommend_at_compute(
     return source, shapes
 
 
-def recommend_in_time(named: NamedFit, seconds: float) -> ComputeShape:
-    """Return the best shape and tokens for a training time, by a fit of a study at equal training time.
+def recommend_in_time(named: NamedFit, time: float | str) -> ComputeShape:
+    """Return the best shape and tokens for a training time in seconds, or such as "2h", by a study at equal time.
 
     Raises:
-        InputError: the study says nothing at this time.
+        InputError: this is no time, the fit is of no such study, or the study says nothing at this time.
     """
+    try:
+        seconds = parse_duration(str(time))
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InputError(f"{option('train-time')} is {time!r}; give a duration above 0, as 90s or 2h.")
     answer = named.fit.compute
-    assert answer is not None
+    if answer is None or answer.unit != "minutes":
+        raise InputError(
+            f"{named.name} is no study at equal training time. Of other studies the costs are measured: "
+            f"{call('recommend', fit='NAME', train_time=time)}"
+        )
     shape = in_unit(answer.at(seconds / 60), named.fit.loss_unit)
     if shape.depth is None:
         raise InputError(

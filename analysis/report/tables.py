@@ -343,8 +343,8 @@ def _trained_flops(used: pd.DataFrame) -> pd.Series:
     """
     if "cell" in used and used["cell"].is_unique and used["cell"].notna().all():
         shared = numeric(used["trunk_tokens"]).fillna(0.0) / used["tokens"] if "trunk_tokens" in used else 0.0
-        own: pd.Series = used["flops"] * (1 - shared)
-        return own
+        trained: pd.Series = used["flops"] * (1 - shared)
+        return trained
     each: pd.Series = used.groupby(["depth", "width", "params", "seed", "lr"], dropna=False)["flops"].max()
     return each
 
